@@ -89,6 +89,11 @@ fuzz seconds:
 sanitize which:
     scripts/sanitize {{which}}
 
+# A large job, and unauthenticated connections: WHAT is joins, idle, refusals or garbage.
+bench-connections what:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin connection_load -- {{what}}
+
 # Cuts the network between two nodes, which are network namespaces; needs root. HOW is down or drop.
 partition how:
     cargo build --release

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
 use ryzanstein_config::{BackendChoice, Config, DeviceConfig};
 use ryzanstein_process_group::device::cudarc::driver::{CudaContext, sys};
-use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
+use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroup, ProcessGroupManager, ReduceOp};
 
 /// A sum over all ranks, as an operation of candle on a tensor's own storage.
@@ -100,8 +100,8 @@ fn main() -> Result<()> {
             ranks.into_iter().try_for_each(|rank| rank.join().expect("a rank panics"))
         });
     }
-    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-    let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings));
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &search));
     let gpus = libraries.device_count()? as usize;
     ensure!(gpus > 0, "CUDA shows no GPU");
     std::thread::scope(|scope| {

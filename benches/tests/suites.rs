@@ -40,7 +40,7 @@ fn sharded_steps_equal_unsharded_ones_and_their_efficiency_and_communication_are
     let (rows, table, told) = two_ranks(|rank| {
         let mut told = 0;
         let rows = steps::run(rank, &request, |_| told += 1).expect("steps");
-        let around = steps::surroundings(rank, None);
+        let around = steps::job_context(rank, None);
         (rows.clone(), steps::text(&rows, &around, 2, Screen::PLAIN), told)
     });
     let kinds: Vec<_> = rows.iter().map(|row| (row.step, row.sequences)).collect();

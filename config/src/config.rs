@@ -86,6 +86,7 @@ listed! {
 
 impl Config {
     /// Every setting with its value and where it came from, in the order of [`SECTIONS`].
+    #[doc(hidden)]
     pub fn entries(&self) -> Vec<Entry> {
         let values = self.sections().into_iter().flat_map(Section::values);
         keys()

@@ -63,9 +63,7 @@ pub use choice::{
 pub use config::Config;
 #[doc(hidden)]
 pub use config::SECTIONS;
-#[doc(hidden)]
-pub use error::TomlError;
-pub use error::{ConfigError, Conflict, ValueError};
+pub use error::{ConfigError, Conflict, TomlError, ValueError};
 pub use file::FileError;
 pub use host_port::HostPort;
 #[doc(hidden)]

@@ -1,7 +1,7 @@
 //! Merges the layers: defaults < file < environment < flags.
 
 use crate::error::{Conflict, TomlError};
-use crate::keys::{environment_variable, keys, nearest};
+use crate::keys::{KeyInfo, environment_variable, keys, nearest};
 use crate::{ByteSize, Config, ConfigError, SECTIONS, Source, file};
 use figment::providers::{Format, Toml};
 use figment::value::{Dict, Map, Value};
@@ -47,7 +47,7 @@ impl Config {
             let Ok(value) = merged.find_value(key.key) else { continue };
             let origin = merged.get_metadata(value.tag()).map_or(Source::Code, origin);
             let text = match &value {
-                Value::Dict(_, table) if key.is_table => pairs(table),
+                Value::Dict(_, table) if key.is_table => lines(table),
                 value => text(value),
             };
             let outcome = match text {
@@ -203,7 +203,8 @@ fn is_setting(key: &str) -> bool {
 }
 
 fn unknown_table(key: String, source: &Source) -> ConfigError {
-    let near = nearest(&key, SECTIONS.iter().map(|section| section.name.to_owned()));
+    let tables = keys().filter(|key| key.is_table).map(|key| key.key.to_owned());
+    let near = nearest(&key, SECTIONS.iter().map(|section| section.name.to_owned()).chain(tables));
     ConfigError::UnknownKey { key, origin: source.clone(), nearest: near }
 }
 
@@ -212,6 +213,16 @@ fn unknown(name: &str, origin: Source, spelling: fn(&str) -> String) -> ConfigEr
     if let Some(section) = SECTIONS.iter().find(|section| spelling(section.name) == name) {
         let members: Vec<_> = section.keys.iter().map(|key| format!("`{}`", spelling(key.key))).collect();
         return ConfigError::Section { key: name.into(), origin, members: members.join(", ") };
+    }
+    // What stands in the section's table, written as a setting of the section.
+    let of_table = |key: &&KeyInfo| {
+        let section = key.key.rsplit_once('.').map_or("", |(section, _)| section);
+        key.is_table
+            && name.starts_with(&spelling(&format!("{section}.x")).trim_end_matches(['x', 'X']).to_owned())
+    };
+    let is_typing_error = |key: &&KeyInfo| strsim::damerau_levenshtein(name, &spelling(key.key)) <= 2;
+    if let Some(meant) = keys().find(is_typing_error).or_else(|| keys().find(of_table)) {
+        return ConfigError::UnknownKey { key: name.into(), origin, nearest: Some(spelling(meant.key)) };
     }
     let near = nearest(name, keys().map(|key| spelling(key.key))).or_else(|| {
         // The last part is right, the section is wrong or missing.
@@ -240,10 +251,9 @@ enum NotText {
     List,
 }
 
-/// A table as `name=value` pairs with spaces between them.
-fn pairs(table: &Dict) -> Result<String, NotText> {
-    let pairs = table.iter().map(|(name, value)| Ok(format!("{name}={}", text(value)?)));
-    Ok(pairs.collect::<Result<Vec<_>, NotText>>()?.join(" "))
+/// A table as `name=value` lines.
+fn lines(table: &Dict) -> Result<String, NotText> {
+    table.iter().map(|(name, value)| Ok(format!("{name}={}\n", text(value)?))).collect()
 }
 
 /// A value as a user would write it outside TOML.

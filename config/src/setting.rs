@@ -14,7 +14,7 @@ pub(crate) trait Setting: Sized {
     const EXPECTED: &'static str;
     /// An example of a valid value.
     const EXAMPLE: &'static str;
-    /// Whether the file may hold it as a table, whose entries are read as `name=value` pairs with spaces between them.
+    /// Whether the file may hold it as a table, whose entries are read as lines `name=value`.
     const IS_TABLE: bool = false;
 
     /// Parses `text`. The error is an explanation in addition to "expected …", if there is one.
@@ -177,6 +177,15 @@ impl<'de> Visitor<'de> for TextVisitor {
 
     fn visit_unit<E>(self) -> Result<String, E> {
         Ok(String::new())
+    }
+
+    /// A table, as lines.
+    fn visit_map<A: de::MapAccess<'de>>(self, mut table: A) -> Result<String, A::Error> {
+        let mut lines = String::new();
+        while let Some((name, value)) = table.next_entry::<String, String>()? {
+            lines.extend([name.as_str(), "=", value.as_str(), "\n"]);
+        }
+        Ok(lines)
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {

@@ -57,6 +57,12 @@ fn the_map_is_passed_on_as_it_is_from_a_table_and_from_text() {
         let shown = config.nccl.env.to_string();
         assert_eq!(shown.parse(), Ok(config.nccl.env), "what is shown reads back");
     }
+    let spaces = with_file("[nccl.env]\nNCCL_DEBUG_FILE = \"/var/my logs/x\"\n", &[]).expect("loads");
+    assert_eq!(spaces.nccl.env.get("NCCL_DEBUG_FILE"), Some("/var/my logs/x"));
+    assert_eq!(spaces.nccl.env.to_string().parse(), Ok(spaces.nccl.env.clone()), "what is shown reads back");
+    let json = "{\"nccl\": {\"env\": {\"NCCL_DEBUG\": \"INFO\"}}}";
+    let config: Config = serde_json::from_str(json).expect("a map in JSON");
+    assert_eq!(config.nccl.env.get("NCCL_DEBUG"), Some("INFO"));
     let flag = with_file(TABLE, &[("nccl.env", "NCCL_DEBUG=WARN")]).expect("loads");
     assert_eq!(missing(&flag, &[]), [("NCCL_DEBUG".into(), "WARN".into())], "a flag replaces the table");
 }
@@ -168,7 +174,9 @@ fn what_is_no_variable_of_nccl_is_refused_with_what_is_expected() {
     for (value, why) in [
         ("DEBUG=INFO", "`DEBUG` does not begin with NCCL_"),
         ("NCCL_DEBUG", "has no `=`"),
-        ("NCCL_DEBUG_FILE=/var/my logs/%h", "contains spaces"),
+        ("NCCL_DEBUG_FILE=/var/my logs/%h", "`logs/%h` has no `=`"),
+        ("NCCL_TIMEOUT=600", "process_group.timeout"),
+        ("NCCL_IB_DISABLE=true", "write 1 or 0"),
         ("NCCL_DEBUG=INFO NCCL_DEBUG=WARN", "given twice"),
     ] {
         let error = refused("nccl.env", value);
@@ -181,6 +189,13 @@ fn what_is_no_variable_of_nccl_is_refused_with_what_is_expected() {
     assert!(error.contains("a list") && error.contains("a table of NCCL's variables"), "{error}");
     let error = table("[nccl.profile]\nNCCL_DEBUG = \"INFO\"\n");
     assert!(error.contains("a table") && error.contains("one of none"), "{error}");
-    // Settings that were fields of their own before the map.
-    assert!(refused("nccl.algorithm", "tree").contains("nccl.algorithm"));
+    let error = table("[nccl.env]\nNCCL_IB_DISABLE = true\n");
+    assert!(error.contains("NCCL_IB_DISABLE") && error.contains("write 1 or 0"), "{error}");
+    // What would be a setting of its own elsewhere.
+    for key in ["nccl.algorithm", "nccl.shared_memory", "nccl.env.NCCL_ALGO"] {
+        let error = refused(key, "1");
+        assert!(error.contains("did you mean `nccl.env`?") && !error.contains("process_group"), "{error}");
+    }
+    assert!(refused("nccl.profil", "debug").contains("`nccl.profile`"));
+    assert!(table("[nccl.evn]\nNCCL_DEBUG = \"INFO\"\n").contains("`nccl.env`"));
 }

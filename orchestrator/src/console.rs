@@ -43,7 +43,7 @@ pub fn flush(patience: Duration) {
 }
 
 /// From now on, [`flush`] waits for hardly any time, also one that has begun: the process that the user sees has died.
-pub(crate) fn hurry() {
+pub(crate) fn shorten_flush_timeout() {
     let _ = HURRIED.set(Instant::now());
 }
 

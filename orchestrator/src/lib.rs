@@ -21,11 +21,12 @@
 //! | import all that an engine uses | [`prelude`] |
 //! | start ranks and watch over them | [`supervisor::run`] |
 //! | serve a rendezvous, or join one without an [`Orchestrator`] | [`rendezvous`] |
-//! | log with the rank, serve metrics, send spans | [`telemetry`] |
+//! | log with the rank, serve metrics, send spans | `telemetry`, a feature that is on by default |
 //! | hand settings to NCCL from a program that starts itself | [`nccl_settings`] |
 
 pub mod console;
 mod heartbeat;
+pub mod hub;
 pub mod nccl_settings;
 mod orchestrator;
 pub mod prelude;
@@ -42,8 +43,6 @@ pub mod control;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-#[doc(hidden)]
-pub mod hub;
 #[doc(hidden)]
 pub mod metric_names;
 #[doc(hidden)]

@@ -18,6 +18,7 @@ const OF_HOST: &str = "/etc/nccl.conf";
 /// The user's own NCCL variables, strongest first: from `environment`, from the file that `NCCL_CONF_FILE` names (otherwise
 /// `.nccl.conf` in the home folder of the password database), and from `/etc/nccl.conf`. Files that cannot be read are
 /// ignored, as NCCL ignores them.
+#[doc(hidden)]
 pub fn user_variables(environment: &Environment) -> Vec<UserVariable> {
     user_variables_in(environment, home().as_deref())
 }

@@ -7,7 +7,7 @@ use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{Config, Sources};
-use ryzanstein_process_group::device::{Device, Surroundings};
+use ryzanstein_process_group::device::{Device, LibrarySearch};
 use ryzanstein_process_group::{
     BackendKind, DType, Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager,
 };
@@ -175,8 +175,8 @@ impl Orchestrator {
         let initialized = if let Some(device) = device {
             ProcessGroupManager::initialize_on(&config, &connection, device)
         } else {
-            let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
-            ProcessGroupManager::initialize_with(&config, &connection, &surroundings)
+            let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
+            ProcessGroupManager::initialize_with(&config, &connection, &search)
         };
         let initialized = initialized.and_then(|manager| {
             // The backend is known only now.

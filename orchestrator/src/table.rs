@@ -105,18 +105,18 @@ pub struct Column<'a> {
     head: &'a str,
     is_left: bool,
     /// Where lines are too long, columns with the greatest number are left out first; one with 0 stays.
-    dispensable: u8,
+    drop_priority: u8,
 }
 
 impl<'a> Column<'a> {
     /// A column of texts.
     pub const fn left(head: &'a str) -> Self {
-        Self { head, is_left: true, dispensable: 0 }
+        Self { head, is_left: true, drop_priority: 0 }
     }
 
     /// A column of numbers.
     pub const fn right(head: &'a str) -> Self {
-        Self { head, is_left: false, dispensable: 0 }
+        Self { head, is_left: false, drop_priority: 0 }
     }
 
     /// The text above the column.
@@ -131,8 +131,8 @@ impl<'a> Column<'a> {
 
     /// The same, left out where lines are too long: columns with the greatest number first.
     #[must_use]
-    pub const fn dispensable(self, order: u8) -> Self {
-        Self { dispensable: order, ..self }
+    pub const fn drop_priority(self, order: u8) -> Self {
+        Self { drop_priority: order, ..self }
     }
 }
 
@@ -160,8 +160,8 @@ impl<'a> Layout<'a> {
         };
         let most = screen.width.unwrap_or(usize::MAX);
         while total(&columns) > most {
-            let shown = columns.iter_mut().filter(|(c, width)| width.is_some() && c.dispensable > 0);
-            let Some(next) = shown.max_by_key(|(c, _)| c.dispensable) else { break };
+            let shown = columns.iter_mut().filter(|(c, width)| width.is_some() && c.drop_priority > 0);
+            let Some(next) = shown.max_by_key(|(c, _)| c.drop_priority) else { break };
             next.1 = None;
         }
         let excess = total(&columns).saturating_sub(most);
@@ -285,13 +285,13 @@ impl Figures {
     /// The columns of [`cells`](Self::cells).
     pub const COLUMNS: [Column<'static>; 8] = [
         Column::right("bytes"),
-        Column::right("calls").dispensable(6),
+        Column::right("calls").drop_priority(6),
         Column::right("median"),
-        Column::right("p90").dispensable(8),
-        Column::right("p99").dispensable(3),
-        Column::right("max").dispensable(9),
-        Column::right("algbw GB/s").dispensable(7),
-        Column::right("busbw GB/s").dispensable(2),
+        Column::right("p90").drop_priority(8),
+        Column::right("p99").drop_priority(3),
+        Column::right("max").drop_priority(9),
+        Column::right("algbw GB/s").drop_priority(7),
+        Column::right("busbw GB/s").drop_priority(2),
     ];
 
     /// One row's cells.
@@ -316,14 +316,14 @@ impl Figures {
 pub fn profile(rows: &[ProfileRow], targets: bool, screen: Screen) -> String {
     let linked = rows.iter().any(|r| r.link_share.is_some());
     let names = [
-        Column::left("group").dispensable(4),
+        Column::left("group").drop_priority(4),
         Column::left("operation"),
-        Column::left("dtype").dispensable(5),
-        Column::left("path").dispensable(1),
+        Column::left("dtype").drop_priority(5),
+        Column::left("path").drop_priority(1),
     ];
-    let share: &[Column<'_>] = if linked { &[Column::right("of NVLink").dispensable(2)] } else { &[] };
+    let share: &[Column<'_>] = if linked { &[Column::right("of NVLink").drop_priority(2)] } else { &[] };
     let judgement: &[Column<'_>] =
-        if targets { &[Column::right("target").dispensable(3), Column::left("verdict")] } else { &[] };
+        if targets { &[Column::right("target").drop_priority(3), Column::left("verdict")] } else { &[] };
     let columns = [&names[..], &Figures::COLUMNS, share, judgement].concat();
     let cells: Vec<Vec<Cell>> = rows.iter().map(|row| profile_cells(row, linked, targets)).collect();
     table(&columns, &cells, screen)
@@ -371,8 +371,11 @@ mod tests {
         assert_eq!(columns(&["x", "n"], 1, &rows), "x     n\na     1\nbcd  22\n");
     }
 
-    const COLUMNS: [Column<'static>; 3] =
-        [Column::left("name"), Column::right("p99").dispensable(2), Column::right("median").dispensable(1)];
+    const COLUMNS: [Column<'static>; 3] = [
+        Column::left("name"),
+        Column::right("p99").drop_priority(2),
+        Column::right("median").drop_priority(1),
+    ];
 
     fn narrow(width: usize) -> String {
         let row = vec!["all_reduce".into(), "12.5 ms".into(), "9.1 ms".into()];

@@ -6,7 +6,7 @@ use std::time::Instant;
 use ryzanstein_config::Config;
 
 use crate::backend::Backend;
-use crate::device::{Device, Surroundings};
+use crate::device::{Device, LibrarySearch};
 use crate::error::{Error, Result};
 use crate::link::mesh::{Mesh, Peers, Unconnected};
 use crate::link::security::Channel;
@@ -22,7 +22,7 @@ use crate::types::rank::{LocalRank, Rank};
 /// What a rank knows before it joins.
 pub(crate) struct ProbeContext<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) surroundings: &'a Surroundings,
+    pub(crate) search: &'a LibrarySearch,
     /// The GPU that an engine brings along.
     pub(crate) device: Option<&'a Device>,
     /// The rank's position on its host, where it is known already.

@@ -2,7 +2,7 @@
 
 use crate::link::security::{Binding, Protection};
 use crate::link::wire::frame::{HEADER, Header};
-use crate::link::wire::hello::{self, CHALLENGE, HELLO, Hello, KNOCK, Nonce, Opening, REPLY, WELCOME};
+use crate::link::wire::hello::{self, CHALLENGE, CLIENT_PROOF, HELLO, Hello, Nonce, Opening, REPLY, WELCOME};
 use crate::membership::roster::Secret;
 use crate::stream::fuzzing as control;
 
@@ -28,10 +28,14 @@ pub fn link_handshake(bytes: &[u8]) {
         assert_eq!(hello::challenge(protection, &NONCE)[..preface.len()], *preface);
     }
     let challenge = bytes.first_chunk().copied().unwrap_or([0; CHALLENGE]);
-    if let Some(knock) = bytes.last_chunk::<KNOCK>() {
-        assert_eq!(Opening::hear(&secret, &challenge, knock), None, "a peer without the secret is believed");
+    if let Some(proof) = bytes.last_chunk::<CLIENT_PROOF>() {
+        assert_eq!(
+            Opening::verify_client(&secret, &challenge, proof),
+            None,
+            "a peer without the secret is believed"
+        );
     }
-    let (_, opening) = Opening::knock(&secret, &challenge, Protection::Encrypted, &NONCE);
+    let (_, opening) = Opening::prove_client(&secret, &challenge, Protection::Encrypted, &NONCE);
     if let Some(reply) = bytes.last_chunk::<REPLY>() {
         assert!(!opening.is_reply(&secret, reply), "a peer without the secret is believed");
     }

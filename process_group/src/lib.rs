@@ -98,7 +98,7 @@ pub use link::security;
 #[doc(hidden)]
 pub use manager::tuning;
 #[doc(hidden)]
-pub use membership::half_open::{HalfOpen, Seat};
+pub use membership::half_open::{AdmissionToken, HalfOpen};
 #[doc(hidden)]
 pub use membership::in_process::InProcess;
 #[doc(hidden)]

@@ -2,10 +2,10 @@
 //! `nvidia-cuda-nvrtc-cu12` and `nvidia-nccl-cu12`, or their successors.
 
 use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::device::{Libraries, Surroundings, compile_for};
+use ryzanstein_process_group::device::{Libraries, LibrarySearch, compile_for};
 
 fn libraries() -> Libraries {
-    Libraries::find(&DeviceConfig::default(), &Surroundings::from_variables(|name| std::env::var(name).ok()))
+    Libraries::find(&DeviceConfig::default(), &LibrarySearch::from_variables(|name| std::env::var(name).ok()))
 }
 
 #[test]

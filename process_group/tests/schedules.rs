@@ -321,8 +321,9 @@ fn longest_chain(spec: CollectiveSpec, hosts: &Hosts) -> usize {
         for (rank, machine) in ranks.iter().enumerate() {
             for (index, node) in machine.program.nodes.iter().enumerate() {
                 let waited_for = limits[rank][index].iter().map(|h| before[rank][h.on]);
-                let told =
-                    sources(node).into_iter().map(|from| before[from][feeding(&ranks, rank, index, from)] + 1);
+                let told = sources(node)
+                    .into_iter()
+                    .map(|from| before[from][feeding(&ranks, rank, index, from)] + 1);
                 chains[rank][index] = waited_for.chain(told).max().unwrap_or_default();
             }
         }

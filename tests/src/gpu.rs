@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::device::{Libraries, Surroundings};
+use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 use ryzanstein_process_group::nvml::Nvml;
 use tempfile::TempDir;
 
 /// The GPUs that CUDA shows; none without a driver.
 pub fn gpus() -> u32 {
-    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-    Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings)).device_count().unwrap_or(0)
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    Arc::new(Libraries::find(&DeviceConfig::default(), &search)).device_count().unwrap_or(0)
 }
 
 /// The number of GPUs, if there are so many. `scripts/gpu-suite` knows the words.

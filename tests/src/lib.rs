@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config, EncryptionChoice, Timeout};
-use ryzanstein_process_group::device::Surroundings;
+use ryzanstein_process_group::device::LibrarySearch;
 use ryzanstein_process_group::{
     Candidate, Element, Membership, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rendezvous, Result,
 };
@@ -70,8 +70,8 @@ pub fn try_ranks<R: Send>(
             .map(|rendezvous| {
                 let rank_main = &rank_main;
                 scope.spawn(move || {
-                    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-                    rank_main(ProcessGroupManager::initialize_with(config, &rendezvous, &surroundings))
+                    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+                    rank_main(ProcessGroupManager::initialize_with(config, &rendezvous, &search))
                 })
             })
             .collect();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::{PATIENCE, initialize, nccl, on_gpus, sum_of_ranks};
 use ryzanstein_config::{BackendChoice, DeviceConfig};
-use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, Surroundings, cudarc};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, LibrarySearch, cudarc};
 use ryzanstein_process_group::paths::{Path, PeerAlgorithm};
 use ryzanstein_process_group::{
     BackendKind, BucketOptions, BucketedReducer, Buffer, BufferMut, DType, Element, Error, LocalRank,
@@ -596,11 +596,11 @@ fn floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats() {
 fn a_kept_kernel_that_is_cut_is_compiled_anew() {
     need(1);
     let folder = tempfile::tempdir().unwrap();
-    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
     let config = DeviceConfig { kernel_cache: Some(folder.path().into()), ..DeviceConfig::default() };
     let load = || {
         // Whoever has just taken the GPU has no kernels in memory.
-        let libraries = Arc::new(Libraries::find(&config, &surroundings));
+        let libraries = Arc::new(Libraries::find(&config, &search));
         let device = Device::open(&libraries, LocalRank(0), &config).unwrap();
         let source = "extern \"C\" __global__ void nothing() {}";
         device.kernels().module("nothing.cu", source, &[]).unwrap().kernel("nothing").unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::cudarc::driver::{CudaContext, CudaStream, sys};
-use ryzanstein_process_group::device::{Device, DeviceBuffer, Libraries, Surroundings};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, Libraries, LibrarySearch};
 use ryzanstein_process_group::{Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager, ReduceOp};
 use ryzanstein_tests::config;
 use ryzanstein_tests::gpu::need;
@@ -15,8 +15,8 @@ use ryzanstein_tests::gpu::need;
 const COUNT: usize = 1 << 22;
 
 fn libraries() -> Arc<Libraries> {
-    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-    Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings))
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    Arc::new(Libraries::find(&DeviceConfig::default(), &search))
 }
 
 fn adopt(stream: &Arc<CudaStream>) -> Device {

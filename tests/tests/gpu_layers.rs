@@ -5,7 +5,7 @@ use std::iter;
 use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
-use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
+use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
 use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
 use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Run, SlotMapping};
@@ -19,8 +19,8 @@ use ryzanstein_tests::{config, distance, greatest, with_ranks};
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 fn libraries() -> Arc<Libraries> {
-    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-    Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings))
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    Arc::new(Libraries::find(&DeviceConfig::default(), &search))
 }
 
 fn gpus() -> usize {

@@ -10,7 +10,7 @@ const SMALL: f64 = 262_144.0;
 
 /// Where the calls run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Surroundings {
+pub struct JobContext {
     /// Ranks of the group.
     pub ranks: usize,
     /// How many of them share this rank's CPUs, itself included.
@@ -65,35 +65,35 @@ impl Advice {
 
 impl Communication {
     /// `None` where communication takes little.
-    pub fn advice(&self, around: &Surroundings) -> Option<Advice> {
+    pub fn advice(&self, context: &JobContext) -> Option<Advice> {
         self.share().filter(|share| *share >= ADVISED_FROM)?;
         let part = self.parts.first()?;
-        let limit = Limit::of(part, around.link_gbs);
+        let limit = Limit::of(part, context.link_gbs);
         let mut all = Vec::new();
-        if around.hosts > 1 {
+        if context.hosts > 1 {
             all.push(format!(
                 "The group spans {}. Let the ranks of a host share layers, and divide the layers between hosts: \
                  --pipeline-parallel {}.",
-                plural(around.hosts, "host"),
-                around.hosts
+                plural(context.hosts, "host"),
+                context.hosts
             ));
         }
         all.extend(match limit {
-            Limit::Latency => against_latency(around),
-            Limit::Bandwidth => against_bandwidth(part, around),
+            Limit::Latency => against_latency(context),
+            Limit::Bandwidth => against_bandwidth(part, context),
         });
-        if !around.on_gpus && around.sharing_cpus == around.ranks {
+        if !context.on_gpus && context.sharing_cpus == context.ranks {
             all.push(
                 "Ranks of one host share its processors, so more ranks add no arithmetic: use as few as the memory allows."
                     .into(),
             );
-        } else if around.ranks > 2 {
+        } else if context.ranks > 2 {
             all.push(format!(
                 "Use fewer ranks, such as {}, if the model fits: each computes more, and calls are quicker.",
-                around.ranks / 2
+                context.ranks / 2
             ));
         }
-        Some(Advice { cause: cause(part, limit, around.link_gbs), remedies: all })
+        Some(Advice { cause: cause(part, limit, context.link_gbs), remedies: all })
     }
 }
 
@@ -115,12 +115,12 @@ fn cause(part: &Part, limit: Limit, link_gbs: Option<f64>) -> String {
     )
 }
 
-fn against_latency(around: &Surroundings) -> Vec<String> {
+fn against_latency(context: &JobContext) -> Vec<String> {
     let mut all = vec!["Decode more sequences in each pass: the number of calls stays the same.".to_owned()];
-    if around.on_gpus && !around.is_graph {
+    if context.on_gpus && !context.is_graph {
         all.push("Replay passes from CUDA graphs: leave --no-graph out.".into());
     }
-    if around.on_gpus {
+    if context.on_gpus {
         all.push(
             "In layers of your own, call `all_reduce_add_norm`: sum, residual and norm in one kernel.".into(),
         );
@@ -128,9 +128,9 @@ fn against_latency(around: &Surroundings) -> Vec<String> {
     all
 }
 
-fn against_bandwidth(part: &Part, around: &Surroundings) -> Vec<String> {
+fn against_bandwidth(part: &Part, context: &JobContext) -> Vec<String> {
     let mut all = Vec::new();
-    if around.on_gpus && !around.has_nvlink {
+    if context.on_gpus && !context.has_nvlink {
         all.push(
             "No NVLink is known between these GPUs: `ryz topo` shows what joins them. NVLink carries several times what PCI \
              Express does."

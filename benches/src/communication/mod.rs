@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 
-pub use advice::{Advice, Limit, Surroundings};
+pub use advice::{Advice, JobContext, Limit};
 
 /// The documented limit: communication takes less than this share of a step.
 pub const BELOW_SHARE: f64 = 0.2;
@@ -102,7 +102,7 @@ impl Communication {
     }
 
     /// For people: a table by operation, the verdict and advice. Empty without calls that were timed.
-    pub fn text(&self, around: &Surroundings, screen: Screen) -> String {
+    pub fn text(&self, context: &JobContext, screen: Screen) -> String {
         if self.parts.iter().all(|part| part.share.is_none()) {
             return String::new();
         }
@@ -120,7 +120,7 @@ impl Communication {
         );
         let tone = if is_met { Tone::Good } else { Tone::Warning };
         let mut text = format!("{by_operation}{}\n", screen.paint(tone, &verdict));
-        for line in self.advice(around).into_iter().flat_map(Advice::lines) {
+        for line in self.advice(context).into_iter().flat_map(Advice::lines) {
             let _ = writeln!(text, "{}", wrap(&line, 2, screen));
         }
         text
@@ -133,8 +133,8 @@ impl Part {
         Column::left("operation"),
         Column::right("calls/step"),
         Column::right("bytes"),
-        Column::right("a call").dispensable(1),
-        Column::right("wait").dispensable(2),
+        Column::right("a call").drop_priority(1),
+        Column::right("wait").drop_priority(2),
         Column::right("of a step"),
     ];
 
@@ -174,7 +174,7 @@ impl Part {
     }
 }
 
-impl Surroundings {
+impl JobContext {
     /// Those of a group of this job. `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, if known;
     /// `rows` are a profile, whose rows know whether there are NVLinks.
     pub fn of(

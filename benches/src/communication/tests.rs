@@ -28,7 +28,7 @@ fn row(op: &'static str, calls: u64, bytes: f64, call_us: f64) -> ProfileRow {
     }
 }
 
-const GPUS: Surroundings = Surroundings {
+const GPUS: JobContext = JobContext {
     ranks: 4,
     sharing_cpus: 4,
     hosts: 1,
@@ -104,11 +104,11 @@ fn without_timed_calls_there_is_no_verdict() {
 }
 
 /// The advice for one operation that takes half of a step.
-fn advice(bytes: f64, call_us: f64, around: &Surroundings) -> String {
+fn advice(bytes: f64, call_us: f64, context: &JobContext) -> String {
     let calls = 9;
     let seconds = calls as f64 * call_us / 1e6 * 2.0;
     let communication = Communication::new(&[row("all_reduce", calls, bytes, call_us)], seconds, 1);
-    communication.advice(around).expect("much communication").lines().collect::<Vec<_>>().join("\n")
+    communication.advice(context).expect("much communication").lines().collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn small_calls_are_bound_by_latency_and_large_ones_by_bandwidth() {
         "all_reduce takes 50.0 % of a step, bound by bandwidth: 9 calls of 1 MB and 15 us, of which the bytes need 10 us."
     );
     assert!(cause(1e6, 25.0).contains("bound by latency"));
-    let unknown = Surroundings { link_gbs: None, ..GPUS };
+    let unknown = JobContext { link_gbs: None, ..GPUS };
     assert!(advice(1e6, 25.0, &unknown).contains("bound by bandwidth"));
     assert!(advice(1e5, 25.0, &unknown).contains("bound by latency"));
 }
@@ -130,18 +130,18 @@ fn advice_fits_the_cause_and_the_place() {
     let latency = advice(8e3, 20.0, &GPUS);
     assert!(latency.contains("more sequences") && latency.contains("such as 2"), "{latency}");
     assert!(!latency.contains("NVLink") && !latency.contains("--no-graph"), "{latency}");
-    assert!(advice(8e3, 20.0, &Surroundings { is_graph: false, ..GPUS }).contains("leave --no-graph out"));
+    assert!(advice(8e3, 20.0, &JobContext { is_graph: false, ..GPUS }).contains("leave --no-graph out"));
 
-    let bandwidth = advice(1e8, 1100.0, &Surroundings { has_nvlink: false, ..GPUS });
+    let bandwidth = advice(1e8, 1100.0, &JobContext { has_nvlink: false, ..GPUS });
     assert!(bandwidth.contains("ryz topo") && bandwidth.contains("--dtype bf16"), "{bandwidth}");
     assert!(bandwidth.contains("all_reduce_async") && !bandwidth.contains("more sequences"), "{bandwidth}");
 
-    let hosts = advice(1e8, 1100.0, &Surroundings { hosts: 2, ..GPUS });
+    let hosts = advice(1e8, 1100.0, &JobContext { hosts: 2, ..GPUS });
     assert!(hosts.contains("spans 2 hosts") && hosts.contains("--pipeline-parallel 2"), "{hosts}");
 
-    let cpus = advice(8e3, 20.0, &Surroundings { on_gpus: false, has_nvlink: false, link_gbs: None, ..GPUS });
+    let cpus = advice(8e3, 20.0, &JobContext { on_gpus: false, has_nvlink: false, link_gbs: None, ..GPUS });
     assert!(cpus.contains("share its processors") && !cpus.contains("such as 2"), "{cpus}");
-    let bound = Surroundings { on_gpus: false, has_nvlink: false, link_gbs: None, sharing_cpus: 1, ..GPUS };
+    let bound = JobContext { on_gpus: false, has_nvlink: false, link_gbs: None, sharing_cpus: 1, ..GPUS };
     let bound = advice(8e3, 20.0, &bound);
     assert!(!bound.contains("share its processors") && bound.contains("such as 2"), "{bound}");
 }

@@ -163,3 +163,20 @@ fn chains_of_dependent_calls_are_right_for_every_operation_and_type() {
         }
     }
 }
+
+#[test]
+fn forms_are_read_as_they_are_written() {
+    for what in Collective::ALL {
+        for out_of_place in [false, true] {
+            let usual = CollectiveForm::from(what);
+            let form = CollectiveForm { what, out_of_place };
+            if form != usual && !what.has_both_places() {
+                continue;
+            }
+            assert_eq!(form.to_string().parse(), Ok(form));
+        }
+    }
+    for wrong in ["barrier_into", "all_to_all_into", "allreduce_into", "_into"] {
+        assert!(wrong.parse::<CollectiveForm>().is_err(), "{wrong}");
+    }
+}

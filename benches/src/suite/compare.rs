@@ -152,8 +152,8 @@ impl Comparison {
         let columns = [
             Column::left("operation"),
             Column::right("bytes"),
-            Column::right("before").dispensable(1),
-            Column::right("now").dispensable(1),
+            Column::right("before").drop_priority(1),
+            Column::right("now").drop_priority(1),
             Column::right("ratio"),
             Column::left("change"),
         ];

@@ -135,7 +135,7 @@ pub struct Row {
     /// The round of the variants, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round: Option<usize>,
-    /// Why the calls went that way: the keys `reason` and `rejected`. `None` for a single rank.
+    /// Why the calls took this path: the keys `reason` and `rejected`. `None` for a single rank.
     #[serde(flatten)]
     pub why: Option<Why>,
     /// The operation.

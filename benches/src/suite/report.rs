@@ -4,7 +4,7 @@ use std::num::NonZero;
 
 use super::steps::{self, StepRow};
 use super::{Row, Verdict, verdicts};
-use crate::communication::Surroundings;
+use crate::communication::JobContext;
 use ryzanstein_orchestrator::table::Screen;
 
 /// A whole result.
@@ -19,7 +19,7 @@ pub struct Report {
     /// The bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
     pub link_gbs: Option<f64>,
     /// Steps of a model's layers, and where they ran, if they were measured.
-    pub steps: Option<(Vec<StepRow>, Surroundings)>,
+    pub steps: Option<(Vec<StepRow>, JobContext)>,
 }
 
 impl Report {

@@ -10,8 +10,8 @@ const COLUMNS: [Column<'static>; 19] = {
     let [bytes, calls, median, p90, p99, max, algbw, busbw] = layout::Figures::COLUMNS;
     [
         Column::left("operation"),
-        Column::left("dtype").dispensable(5),
-        Column::left("path").dispensable(1),
+        Column::left("dtype").drop_priority(5),
+        Column::left("path").drop_priority(1),
         bytes,
         calls,
         median,
@@ -20,13 +20,13 @@ const COLUMNS: [Column<'static>; 19] = {
         max,
         algbw,
         busbw,
-        Column::right("host").dispensable(10),
-        Column::right("skew").dispensable(14),
-        Column::right("of link").dispensable(11),
-        Column::right("expected").dispensable(12),
-        Column::right("error").dispensable(13),
-        Column::right("wrong").dispensable(2),
-        Column::right("target").dispensable(4),
+        Column::right("host").drop_priority(10),
+        Column::right("skew").drop_priority(14),
+        Column::right("of link").drop_priority(11),
+        Column::right("expected").drop_priority(12),
+        Column::right("error").drop_priority(13),
+        Column::right("wrong").drop_priority(2),
+        Column::right("target").drop_priority(4),
         Column::left("verdict"),
     ]
 };

@@ -89,6 +89,12 @@ const TABLE: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// Advice about a variable that is known not to be read, or to do harm.
+pub(super) fn retired(name: &str) -> Option<Advice> {
+    let (_, what, instead) = TABLE.iter().find(|(known, ..)| *known == name)?;
+    Some(Advice { what: (*what).into(), instead: (*instead).into() })
+}
+
 /// The version of NCCL in NVIDIA's container images, which set it. Nothing reads it, and nobody there can be told to unset it.
 const STATED_VERSION: &str = "NCCL_VERSION";
 
@@ -100,8 +106,8 @@ const STATED_VERSION: &str = "NCCL_VERSION";
 /// assert_eq!(ryzanstein_config::nccl::advice("NCCL_DEBUG"), None);
 /// ```
 pub fn advice(name: &str) -> Option<Advice> {
-    if let Some((_, what, instead)) = TABLE.iter().find(|(known, ..)| *known == name) {
-        return Some(Advice { what: (*what).into(), instead: (*instead).into() });
+    if let Some(advice) = retired(name) {
+        return Some(advice);
     }
     if name == STATED_VERSION || KNOWN.binary_search(&name).is_ok() {
         return None;

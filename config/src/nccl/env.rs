@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::advice::retired;
 use crate::ValueError;
 use crate::setting::{Setting, public_setting};
 
-/// NCCL's own variables: the table `[nccl.env]` of the file, or `NAME=value` pairs with spaces between them.
+/// NCCL's own variables: the table `[nccl.env]` of the file, or `NAME=value` pairs with spaces between them. If a value contains spaces,
+/// each pair is a line of its own.
 ///
 /// ```
 /// let env: ryzanstein_config::NcclEnv = "NCCL_DEBUG=INFO NCCL_ALGO=Ring;allreduce:Tree".parse()?;
@@ -25,10 +27,10 @@ impl NcclEnv {
     /// Sets a variable.
     ///
     /// # Errors
-    /// A name that does not begin with `NCCL_`, and a value that contains spaces.
+    /// A name that does not begin with `NCCL_` or that NCCL never reads, and a value of several lines.
     pub fn insert(&mut self, name: &str, value: &str) -> Result<(), ValueError> {
-        let Self(one) = Self::parse(&format!("{name}={value}"))?;
-        self.0.extend(one);
+        check(name, value).map_err(|why| Self::refuse(format!("`{name}={value}`"), Some(why)))?;
+        self.0.insert(name.to_owned(), value.to_owned());
         Ok(())
     }
 
@@ -38,6 +40,20 @@ impl NcclEnv {
     }
 }
 
+/// Says why NCCL cannot be given this variable.
+fn check(name: &str, value: &str) -> Result<(), String> {
+    if !name.starts_with("NCCL_") {
+        return Err(format!("`{name}` does not begin with NCCL_"));
+    }
+    if value.contains('\n') {
+        return Err(format!("the value of {name} has several lines"));
+    }
+    if ["true", "false"].contains(&value) {
+        return Err(format!("NCCL reads {name}={value} as 0; write 1 or 0"));
+    }
+    retired(name).map_or(Ok(()), |advice| Err(format!("{name} is {}: {}", advice.what, advice.instead)))
+}
+
 impl Setting for NcclEnv {
     const EXPECTED: &'static str =
         "a table of NCCL's variables, or NCCL_NAME=value pairs with spaces between them";
@@ -45,26 +61,23 @@ impl Setting for NcclEnv {
     const IS_TABLE: bool = true;
 
     fn read(text: &str) -> Result<Self, Option<String>> {
-        let mut all = BTreeMap::new();
-        for pair in text.split_whitespace() {
-            let Some((name, value)) = pair.split_once('=') else {
-                return Err(Some(format!(
-                    "`{pair}` has no `=`; set a value that contains spaces in the environment"
-                )));
-            };
-            if !name.starts_with("NCCL_") {
-                return Err(Some(format!("`{name}` does not begin with NCCL_")));
-            }
-            if all.insert(name.to_owned(), value.to_owned()).is_some() {
+        let mut all = Self::default();
+        let pairs: Vec<&str> =
+            if text.contains('\n') { text.lines().collect() } else { text.split_whitespace().collect() };
+        for pair in pairs {
+            let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` has no `=`"))?;
+            check(name, value)?;
+            if all.0.insert(name.to_owned(), value.to_owned()).is_some() {
                 return Err(Some(format!("{name} is given twice")));
             }
         }
-        Ok(Self(all))
+        Ok(all)
     }
 
     fn show(&self) -> String {
         let pairs: Vec<String> = self.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        pairs.join(" ")
+        let has_spaces = self.iter().any(|(_, value)| value.contains(char::is_whitespace));
+        if has_spaces { pairs.join("\n") + "\n" } else { pairs.join(" ") }
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! Pure: the caller passes the variables and the contents of NCCL's files.
 //!
-//! Never sets `NCCL_NVLS_ENABLE`, nor any variable that could undo it.
+//! No profile sets `NCCL_NVLS_ENABLE`, nor any variable that could undo it.
 
 mod advice;
 mod env;

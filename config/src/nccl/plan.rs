@@ -116,7 +116,8 @@ fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
 /// All NCCL variables that are set, sorted by name.
 ///
 /// In descending strength: the user's own, first from the environment, then from files; `nccl.env`; the profile.
-/// A weaker one is left out if a stronger one sets the same variable, or one that controls the same thing.
+/// A weaker one is left out if a stronger one sets the same variable. A variable of the profile is also left out if a stronger one
+/// controls the same thing.
 ///
 /// ```
 /// use ryzanstein_config::nccl::{UserVariable, plan};

@@ -124,7 +124,7 @@ pub fn list_table(screen: Screen) -> String {
         })
         .collect();
     table::table(
-        &[Column::left("about").dispensable(1), Column::left("id"), Column::left("sample")],
+        &[Column::left("about").drop_priority(1), Column::left("id"), Column::left("sample")],
         &rows,
         screen,
     )

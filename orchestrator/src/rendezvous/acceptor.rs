@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ryzanstein_config::RendezvousConfig;
 use ryzanstein_process_group::security::{self, Secured, Security};
-use ryzanstein_process_group::{HalfOpen, Seat, Secret};
+use ryzanstein_process_group::{AdmissionToken, HalfOpen, Secret};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -107,8 +107,8 @@ impl Acceptor {
             let counts = self.counts();
             let (secret, security, wait) =
                 (self.secret.clone(), self.security.clone(), self.handshake_timeout);
-            let (admitted, seat) = (self.admitted.clone(), Seat::default());
-            let own = seat.clone();
+            let (admitted, admission) = (self.admitted.clone(), AdmissionToken::default());
+            let own = admission.clone();
             let task = tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
                 let Ok(here) = stream.local_addr() else { return };
@@ -130,7 +130,7 @@ impl Acceptor {
                     }
                 }
             });
-            self.counts.evicted(half_open.push(task.abort_handle(), seat));
+            self.counts.evicted(half_open.push(task.abort_handle(), admission));
         }
     }
 }

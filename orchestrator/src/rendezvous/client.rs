@@ -187,7 +187,7 @@ impl Client {
     }
 
     /// Tells the first node's launcher that a rank of this node has left, which no heartbeat follows.
-    pub(crate) fn farewell(&self, rank: Rank, wait: Duration) -> Result<()> {
+    pub(crate) fn report_exit(&self, rank: Rank, wait: Duration) -> Result<()> {
         let report = Report { leaving: true, ..Report::default() };
         let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: Some(report) };
         refused(self.call(wait, |mut stub| async move { stub.beat(request).await })?.refusal)

@@ -17,7 +17,7 @@
 
 use hmac::{Hmac, KeyInit, Mac};
 use ryzanstein_process_group::security::{Binding, Mismatch, Protection, Secured, Security, SecurityError};
-use ryzanstein_process_group::{Seat, Secret};
+use ryzanstein_process_group::{AdmissionToken, Secret};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -132,13 +132,13 @@ impl Proofs<'_> {
     }
 }
 
-/// The server's side. `protection` is that of the address that accepts. A client that knows the secret leaves its seat.
+/// The server's side. `protection` is that of the address that accepts. A client that knows the secret leaves its admission.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     secret: &Secret,
     security: &Security,
     protection: Protection,
-    seat: &Seat,
+    admission: &AdmissionToken,
 ) -> Result<Secured<S>, HandshakeError> {
     let mut client = [0; 40];
     let (preface, nonce) = client.split_first_chunk_mut::<8>().expect("an opening is longer");
@@ -156,7 +156,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     if !proofs.is_right("client", None, &proof) {
         return Err(HandshakeError::WrongSecret);
     }
-    seat.leave();
+    admission.leave();
     Security::agree(protection, there)?;
 
     let mut stream = security.accept(protection, stream).await?;
@@ -223,11 +223,11 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn two_ends_with_the_same_secret_accept_each_other() {
-        let (secret, security, seat) = (Secret::random(), security(), Seat::default());
+        let (secret, security, admission) = (Secret::random(), security(), AdmissionToken::default());
         for protection in [Protection::Clear, Protection::Encrypted] {
             let (a, b) = tokio::io::duplex(1024);
             let (server, client) = tokio::join!(
-                accept(a, &secret, &security, protection, &seat),
+                accept(a, &secret, &security, protection, &admission),
                 connect(b, &secret, &security, protection)
             );
             let (mut server, mut client) = (server.expect("accepted"), client.expect("accepted"));
@@ -245,9 +245,9 @@ mod tests {
     async fn a_client_with_another_secret_is_told_so() {
         let (a, b) = tokio::io::duplex(1024);
         let (mine, other, security) = (Secret::random(), Secret::random(), security());
-        let seat = Seat::default();
+        let admission = AdmissionToken::default();
         let (server, client) = tokio::join!(
-            accept(a, &mine, &security, Protection::Encrypted, &seat),
+            accept(a, &mine, &security, Protection::Encrypted, &admission),
             connect(b, &other, &security, Protection::Encrypted)
         );
         assert!(matches!(server, Err(HandshakeError::NoProof)), "{server:?}");
@@ -256,13 +256,13 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn two_ends_of_which_one_encrypts_both_say_which() {
-        let (secret, security, seat) = (Secret::random(), security(), Seat::default());
+        let (secret, security, admission) = (Secret::random(), security(), AdmissionToken::default());
         for (here, there) in
             [(Protection::Clear, Protection::Encrypted), (Protection::Encrypted, Protection::Clear)]
         {
             let (a, b) = tokio::io::duplex(1024);
             let (server, client) = tokio::join!(
-                accept(a, &secret, &security, here, &seat),
+                accept(a, &secret, &security, here, &admission),
                 connect(b, &secret, &security, there)
             );
             let (server, client) = (server.expect_err("refused"), client.expect_err("refused"));
@@ -282,14 +282,15 @@ mod tests {
     async fn another_protocol_is_refused_after_eight_bytes() {
         let (a, mut b) = tokio::io::duplex(1024);
         b.write_all(b"GET / HT").await.expect("written");
-        let refused = accept(a, &Secret::random(), &security(), Protection::Clear, &Seat::default()).await;
+        let refused =
+            accept(a, &Secret::random(), &security(), Protection::Clear, &AdmissionToken::default()).await;
         assert!(matches!(refused, Err(HandshakeError::NotARendezvous)));
     }
 
     /// Passes the proofs on, and stands between two encrypted channels.
     #[tokio::test(flavor = "current_thread")]
     async fn somebody_in_between_who_decrypts_is_refused_by_both_ends() {
-        let (secret, security, seat) = (Secret::random(), security(), Seat::default());
+        let (secret, security, admission) = (Secret::random(), security(), AdmissionToken::default());
         let (a, mut towards_client) = tokio::io::duplex(4096);
         let (b, mut towards_server) = tokio::io::duplex(4096);
         let middle = async {
@@ -315,7 +316,7 @@ mod tests {
             outcome.map(drop).expect_err("refused")
         };
         let server = async {
-            let outcome = accept(b, &secret, &security, Protection::Encrypted, &seat).await;
+            let outcome = accept(b, &secret, &security, Protection::Encrypted, &admission).await;
             outcome.map(drop).expect_err("refused")
         };
         let ((), client, server) = tokio::join!(middle, client, server);

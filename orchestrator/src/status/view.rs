@@ -19,10 +19,10 @@ pub fn list(jobs: &[Job], screen: Screen) -> String {
         Column::left("job"),
         Column::left("name"),
         Column::right("ranks"),
-        Column::right("epoch").dispensable(2),
-        Column::right("up").dispensable(1),
+        Column::right("epoch").drop_priority(2),
+        Column::right("up").drop_priority(1),
         Column::left("state"),
-        Column::left("program").dispensable(3),
+        Column::left("program").drop_priority(3),
     ];
     let rows: Vec<Vec<Cell>> = jobs
         .iter()
@@ -83,19 +83,19 @@ fn rank_table(ranks: &[&Rank], screen: Screen) -> String {
         Column::left("state"),
         Column::left("last call"),
         Column::right("in call"),
-        Column::right("calls").dispensable(5),
-        Column::right("median").dispensable(4),
-        Column::right("p99").dispensable(3),
-        Column::right("memory").dispensable(2),
+        Column::right("calls").drop_priority(5),
+        Column::right("median").drop_priority(4),
+        Column::right("p99").drop_priority(3),
+        Column::right("memory").drop_priority(2),
     ];
     if has_gpus {
         columns.extend([
-            Column::right("GPU %").dispensable(1),
-            Column::right("GPU memory").dispensable(1),
-            Column::right("°C").dispensable(2),
+            Column::right("GPU %").drop_priority(1),
+            Column::right("GPU memory").drop_priority(1),
+            Column::right("°C").drop_priority(2),
         ]);
     }
-    columns.extend([Column::right("heartbeat").dispensable(6), Column::right("pid").dispensable(7)]);
+    columns.extend([Column::right("heartbeat").drop_priority(6), Column::right("pid").drop_priority(7)]);
     let rows: Vec<Vec<Cell>> = ranks.iter().map(|rank| row(rank, has_gpus)).collect();
     table::table(&columns, &rows, screen)
 }

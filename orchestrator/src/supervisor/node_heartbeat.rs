@@ -145,7 +145,7 @@ fn beat(client: &Client, key: &str, leaving: &mpsc::Receiver<Rank>) -> bool {
         match leaving.recv_timeout(BEAT) {
             Ok(rank) => {
                 // A program that has never joined is refused, and nobody waits for its heartbeat.
-                let _ = client.farewell(rank, LEAVING);
+                let _ = client.report_exit(rank, LEAVING);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {

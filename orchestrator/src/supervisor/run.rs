@@ -543,7 +543,7 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
         let _ = io::copy(&mut lifeline, &mut io::sink());
-        console::hurry();
+        console::shorten_flush_timeout();
         let _ = ended.send(());
     });
     Box::pin(async move { drop(end.await) })

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use ryzanstein_process_group::{HalfOpen, Seat};
+use ryzanstein_process_group::{AdmissionToken, HalfOpen};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -56,7 +56,7 @@ async fn accept(listener: tokio::net::TcpListener, page: &PrometheusHandle) {
                     // A client that goes away, or takes too long, gets nothing.
                     let _ = timeout(PATIENCE, answer(stream, &page)).await;
                 });
-                clients.push(task.abort_handle(), Seat::default());
+                clients.push(task.abort_handle(), AdmissionToken::default());
             }
             Err(error) => {
                 // Out of descriptors, most likely: make room, and do not spin.

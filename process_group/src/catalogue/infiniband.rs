@@ -43,7 +43,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: Documented("https://github.com/NVIDIA/nccl/issues/2013"),
         cause: "two NICs cannot reach each other, although the hosts can: rails that are not connected, or wrong routes",
         remedy: "test the two devices with `ib_write_bw -d`; where only NICs of the same number are connected, set \
-                 NCCL_CROSS_NIC=0; leave the others out with nccl.infiniband_devices",
+                 NCCL_CROSS_NIC=0; leave the others out with NCCL_IB_HCA",
         is_plain: false,
     },
     Entry {
@@ -64,7 +64,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         sample: "node0:12:99 [0] p2p_plugin.c:141 NCCL WARN NET/IB : Got async event : port error",
         source: Documented("https://github.com/NVIDIA/nccl/blob/v2.27.3-1/src/transport/net_ib.cc"),
         cause: "a port of the NIC went down while the job ran: a cable, a transceiver, a switch",
-        remedy: "see `ibstat` and the kernel log; leave the device out with nccl.infiniband_devices until it is repaired",
+        remedy: "see `ibstat` and the kernel log; leave the device out with NCCL_IB_HCA, such as ^mlx5_4, until it is repaired",
         is_plain: false,
     },
     Entry {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 
-use super::shared::Rings;
+use super::shared::ByteQueues;
 use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::link::security::{Channel, Socket};
 use crate::link::wire::frame::{HEADER, Header, MAX_REASON};
@@ -52,7 +52,7 @@ pub(super) struct Link {
 /// A link through memory.
 #[derive(Debug)]
 struct Shared {
-    rings: Rings,
+    rings: ByteQueues,
     /// The header and the bytes that had come on the channel before.
     before: (Option<Header>, Vec<u8>),
     /// The peer has closed its end of the channel: what is in the ring now is all.
@@ -109,7 +109,7 @@ impl Link {
     }
 
     /// From now on, bytes go through these rings. The peer does the same at the same point.
-    pub(super) fn share(&mut self, rings: Rings) {
+    pub(super) fn share(&mut self, rings: ByteQueues) {
         // Questions, which need no answer any more, or an abort.
         let before = (self.header.take(), self.buffered().to_vec());
         (self.rx_start, self.rx_end) = (0, 0);

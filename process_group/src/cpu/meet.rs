@@ -4,7 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use super::Host;
-use super::shared::{Bell, INTRODUCTION, Introduction, Offered, Rings};
+use super::shared::{ByteQueues, Doorbell, ExportedSegment, SEGMENT_HANDLE, SegmentHandle};
 use crate::backend::Backend;
 use crate::backend::call::Call;
 use crate::device::buffer::{View, ViewMut};
@@ -29,7 +29,7 @@ const REFUSED: u8 = 2;
 const SHARED: u8 = REASONS.len() as u8;
 
 /// This rank's segment, to be kept until the other ranks of its host have opened it, and the rings to them.
-type Mapped = (Offered, Vec<(Peer, Rings)>);
+type Mapped = (ExportedSegment, Vec<(Peer, ByteQueues)>);
 
 impl Host {
     /// Finds out whether links within hosts can go through shared memory. All members call this, once, before anything else.
@@ -78,12 +78,12 @@ impl Host {
         let (mut standing, offered) = match (self.settings.shared_memory, self.settings.demand) {
             (false, _) => (0, None),
             (true, Some(_)) if is_one_host => (DEMANDED, None),
-            (true, _) => match Offered::new(place, ranks.len(), !is_one_host) {
+            (true, _) => match ExportedSegment::new(place, ranks.len(), !is_one_host) {
                 Ok(offered) => (SHARED, Some(offered)),
                 Err(error) => (refused("this rank", &error), None),
             },
         };
-        let mine = offered.as_ref().map_or([0; INTRODUCTION], |it| it.introduction().encode());
+        let mine = offered.as_ref().map_or([0; SEGMENT_HANDLE], |it| it.introduction().encode());
         let peers: Vec<(usize, Peer)> = ranks
             .iter()
             .enumerate()
@@ -95,9 +95,9 @@ impl Host {
         }
         let mut rings = Vec::new();
         for (place, peer) in peers {
-            let (from, mut theirs) = (self.links.rank(peer), [0; INTRODUCTION]);
+            let (from, mut theirs) = (self.links.rank(peer), [0; SEGMENT_HANDLE]);
             self.submit(first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs)))?;
-            let Some((offered, it)) = offered.as_ref().zip(Introduction::decode(&theirs)) else { continue };
+            let Some((offered, it)) = offered.as_ref().zip(SegmentHandle::decode(&theirs)) else { continue };
             match offered.open(&it, place) {
                 Ok(opened) => rings.push((peer, opened)),
                 Err(error) => standing = refused(&format!("rank {from}"), &error),
@@ -110,11 +110,11 @@ impl Host {
         }
     }
 
-    pub(super) fn go_through(&mut self, rings: Vec<(Peer, Rings)>, bell: Bell) {
+    pub(super) fn go_through(&mut self, rings: Vec<(Peer, ByteQueues)>, doorbell: Doorbell) {
         for (peer, rings) in rings {
             self.links[peer].share(rings);
         }
-        self.bell = Some(bell);
+        self.doorbell = Some(doorbell);
     }
 }
 

@@ -42,7 +42,7 @@ use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
 pub(crate) use factory::Factory;
 use link::Link;
-use shared::Bell;
+use shared::Doorbell;
 use spin::SpinPolicy;
 
 /// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
@@ -72,7 +72,7 @@ pub(crate) struct Host {
     global_rank: Rank,
     links: Peers<Link>,
     /// What wakes this rank, where the links go through memory.
-    bell: Option<Bell>,
+    doorbell: Option<Doorbell>,
     settings: Settings,
     topology: Topology,
     paths: PathTable,
@@ -102,7 +102,7 @@ impl Host {
             rank,
             global_rank: members[rank.index()].rank,
             links,
-            bell: None,
+            doorbell: None,
             paths: table(&topology, Links::Sockets(""), settings.demand, &settings.tuned),
             topology,
             settings,
@@ -179,7 +179,7 @@ impl Backend for Host {
                 global_rank: self.global_rank,
                 segment: self.settings.segment,
                 spin: self.settings.spin,
-                bell: self.bell.as_ref(),
+                doorbell: self.doorbell.as_ref(),
                 history: &self.history,
                 liveness: self.settings.liveness.as_ref(),
                 interrupt: interrupt.as_deref(),

@@ -97,10 +97,10 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
 }
 
 /// Rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
-fn rank_0_sharing(spin: Duration) -> (Host, shared::Rings, TcpStream) {
+fn rank_0_sharing(spin: Duration) -> (Host, shared::ByteQueues, TcpStream) {
     let (mut host, mut peers) = rank_0_of(2, spin);
-    let [(mine, bell), (theirs, _)] = pair(false);
-    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], bell);
+    let [(mine, doorbell), (theirs, _)] = pair(false);
+    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
     (host, theirs, peers.pop().unwrap())
 }
 
@@ -214,8 +214,8 @@ fn an_abort_that_came_before_the_rings_is_heard() {
     while link.buffered().len() < before.len() && begun.elapsed() < LATE {
         link.fill(usize::MAX);
     }
-    let [(mine, bell), theirs] = pair(false);
-    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], bell);
+    let [(mine, doorbell), theirs] = pair(false);
+    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
     peers[0].write_all(after).unwrap();
     drop((theirs, peers));
     let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
@@ -281,8 +281,8 @@ fn a_rank_that_ends_is_lost_to_one_that_waits_for_memory_and_sockets() {
     for lost in [1, 2] {
         let [(mine, theirs), (mine_2, theirs_2)] = [connection(), connection()];
         let mut host = on_hosts(0, &["a", "a", "b"], settings(Duration::ZERO), vec![mine, mine_2]);
-        let [(to_peer, bell), (of_peer, _bell)] = pair(true);
-        host.go_through(vec![(Peer::new(1, 0).unwrap(), to_peer)], bell);
+        let [(to_peer, doorbell), (of_peer, _bell)] = pair(true);
+        host.go_through(vec![(Peer::new(1, 0).unwrap(), to_peer)], doorbell);
         let waiting =
             std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
         std::thread::sleep(Duration::from_millis(100));
@@ -343,7 +343,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     // One has come, told what it has to tell, and waits too.
-    let (operation, count) = (Operation::Send { to: Rank(0) }, shared::INTRODUCTION);
+    let (operation, count) = (Operation::Send { to: Rank(0) }, shared::SEGMENT_HANDLE);
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
     peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ryzanstein_config::DeviceConfig;
 
 use super::cublaslt::CublasLt;
-use super::discover::{Found, Missing, Surroundings, open, places};
+use super::discover::{Found, LibrarySearch, Missing, open, places};
 use super::driver::Driver;
 use super::error::DeviceError;
 use super::nccl::Nccl;
@@ -29,11 +29,11 @@ pub struct Libraries {
 
 impl Libraries {
     /// Looks for all of them. Cheap where there are none: a few file names are tried.
-    pub fn find(config: &DeviceConfig, surroundings: &Surroundings) -> Self {
+    pub fn find(config: &DeviceConfig, search: &LibrarySearch) -> Self {
         let driver: Result<Found<Driver>, Missing> = {
             let key = "device.cuda";
             // A driver belongs to the kernel it was installed with: other places than the loader's hold none.
-            let nothing = Surroundings::default();
+            let nothing = LibrarySearch::default();
             open(key, places(key, config.cuda.as_deref(), &["libcuda.so.1"], &nothing))
         };
         // Libraries of CUDA 13 need a driver of 13; those of 12 run on both.
@@ -43,7 +43,7 @@ impl Libraries {
         };
         let all = |key: &'static str, configured: &Option<PathBuf>, names: &[String]| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            places(key, configured.as_deref(), &names, surroundings)
+            places(key, configured.as_deref(), &names, search)
         };
         Self {
             nccl: open("device.nccl", all("device.nccl", &config.nccl, &["libnccl.so.2".into()])),
@@ -56,7 +56,7 @@ impl Libraries {
             kernel_cache: config
                 .kernel_cache
                 .clone()
-                .or_else(|| surroundings.cache.as_ref().map(|c| c.join("ryzanstein").join("kernels"))),
+                .or_else(|| search.cache.as_ref().map(|c| c.join("ryzanstein").join("kernels"))),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! One binary serves machines with and without GPUs. Nothing here is linked: each library is looked for, opened and its
 //! functions taken into a table, whole or not at all, so that a missing one is an error that says where it was looked
-//! for. Contexts, streams, events, modules and pinned memory are [`cudarc`]'s, and so are the types of all functions. No environment variable is read; the caller passes [`Surroundings`].
+//! for. Contexts, streams, events, modules and pinned memory are [`cudarc`]'s, and so are the types of all functions. No environment variable is read; the caller passes [`LibrarySearch`].
 
 #![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
 
@@ -44,9 +44,9 @@ pub use ::cudarc;
 pub use budget::MemoryUse;
 #[doc(hidden)]
 pub use compile::{Kernels, compile_for};
-pub use discover::Surroundings;
+pub use discover::{Found, LibrarySearch, Missing};
 #[doc(hidden)]
-pub use discover::{Found, Looked, Missing, Origin};
+pub use discover::{Looked, Origin};
 pub use error::DeviceError;
 pub use event::Event;
 #[doc(hidden)]

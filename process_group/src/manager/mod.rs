@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{BackendChoice, Config, EncryptionChoice};
 
 use self::registry::factories;
-use crate::device::{Device, Surroundings};
+use crate::device::{Device, LibrarySearch};
 use crate::error::{Error, Result};
 use crate::factory::{ProbeContext, Together};
 use crate::group::ProcessGroup;
@@ -80,7 +80,7 @@ impl ProcessGroupManager {
     /// # Errors
     /// As there.
     pub fn initialize(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Self> {
-        Self::initialize_with(config, rendezvous, &Surroundings::default())
+        Self::initialize_with(config, rendezvous, &LibrarySearch::default())
     }
 
     /// Joins the job, agrees on one backend with all ranks, connects the groups of the layout, and proves each with
@@ -91,9 +91,9 @@ impl ProcessGroupManager {
     pub fn initialize_with(
         config: &Config,
         rendezvous: &dyn Rendezvous,
-        surroundings: &Surroundings,
+        search: &LibrarySearch,
     ) -> Result<Self> {
-        Self::join(config, rendezvous, surroundings, None)
+        Self::join(config, rendezvous, search, None)
     }
 
     /// As [`initialize_with`](Self::initialize_with), on a GPU that the caller has opened or
@@ -102,13 +102,13 @@ impl ProcessGroupManager {
     /// # Errors
     /// As there.
     pub fn initialize_on(config: &Config, rendezvous: &dyn Rendezvous, device: &Device) -> Result<Self> {
-        Self::join(config, rendezvous, &Surroundings::default(), Some(device))
+        Self::join(config, rendezvous, &LibrarySearch::default(), Some(device))
     }
 
     fn join(
         config: &Config,
         rendezvous: &dyn Rendezvous,
-        surroundings: &Surroundings,
+        search: &LibrarySearch,
         device: Option<&Device>,
     ) -> Result<Self> {
         let _span = tracing::info_span!("start").entered();
@@ -123,7 +123,7 @@ impl ProcessGroupManager {
             .transpose();
         let context = ProbeContext {
             config,
-            surroundings,
+            search,
             device,
             local_rank: rendezvous.local_rank(),
             in_process: rendezvous.in_process(),
@@ -171,12 +171,9 @@ impl ProcessGroupManager {
         warn_of_nccl(config, roster, *rank, backend);
         let layout = Layout::new(&config.layout, world_size)?;
         let tuned = match backend {
-            BackendKind::Tcp | BackendKind::Nccl => tuning::agree(
-                &config.process_group.tuning,
-                surroundings.state.as_deref(),
-                &membership,
-                deadline,
-            )?,
+            BackendKind::Tcp | BackendKind::Nccl => {
+                tuning::agree(&config.process_group.tuning, search.state.as_deref(), &membership, deadline)?
+            }
             BackendKind::Loopback => Vec::new(),
         };
         let mesh = match bound {

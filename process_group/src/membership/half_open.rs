@@ -13,9 +13,9 @@ const MOST: u64 = 4096;
 /// A connection's place among those that have not proved themselves. Exactly one of the two ends of it takes it: the task that
 /// [leaves](Self::leave), or the queue that evicts it.
 #[derive(Clone, Default, Debug)]
-pub struct Seat(Arc<AtomicBool>);
+pub struct AdmissionToken(Arc<AtomicBool>);
 
-impl Seat {
+impl AdmissionToken {
     /// The connection has proved that it belongs to the job: it is evicted no more.
     pub fn leave(&self) {
         self.take();
@@ -34,11 +34,11 @@ impl Seat {
 /// The tasks that let connections prove themselves, oldest first.
 ///
 /// Whoever knows the job's secret needs milliseconds. So a new connection evicts the oldest, and clients that connect and say
-/// nothing keep nobody out. One that has left its [`Seat`] is not evicted, however long it still takes.
+/// nothing keep nobody out. One that has left its [`AdmissionToken`] is not evicted, however long it still takes.
 #[derive(Debug)]
 pub struct HalfOpen {
     most: usize,
-    tasks: VecDeque<(AbortHandle, Seat)>,
+    tasks: VecDeque<(AbortHandle, AdmissionToken)>,
 }
 
 impl Default for HalfOpen {
@@ -66,12 +66,12 @@ impl HalfOpen {
     }
 
     /// A new connection's task. Ends the oldest if there are too many, and returns how many it has ended.
-    pub fn push(&mut self, task: AbortHandle, seat: Seat) -> usize {
+    pub fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
         if self.tasks.len() >= self.most {
             self.forget();
         }
         let evicted = self.evict((self.tasks.len() + 1).saturating_sub(self.most));
-        self.tasks.push_back((task, seat));
+        self.tasks.push_back((task, admission));
         evicted
     }
 
@@ -83,14 +83,14 @@ impl HalfOpen {
 
     /// Drops those that need no place any more.
     fn forget(&mut self) {
-        self.tasks.retain(|(task, seat)| !task.is_finished() && !seat.is_taken());
+        self.tasks.retain(|(task, admission)| !task.is_finished() && !admission.is_taken());
     }
 
     fn evict(&mut self, oldest: usize) -> usize {
         let mut evicted = 0;
-        for (task, seat) in self.tasks.drain(..oldest) {
-            // It may have left its seat just now.
-            if seat.take() {
+        for (task, admission) in self.tasks.drain(..oldest) {
+            // It may have left its admission just now.
+            if admission.take() {
                 task.abort();
                 evicted += 1;
             }
@@ -110,14 +110,14 @@ mod tests {
             let mut half_open = HalfOpen::new(2);
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let done = tokio::spawn(async {});
-            assert_eq!(half_open.push(done.abort_handle(), Seat::default()), 0);
+            assert_eq!(half_open.push(done.abort_handle(), AdmissionToken::default()), 0);
             done.await.unwrap();
             let [first, second, third] = [waiting(), waiting(), waiting()];
-            assert_eq!(half_open.push(first.abort_handle(), Seat::default()), 0);
-            assert_eq!(half_open.push(second.abort_handle(), Seat::default()), 0);
+            assert_eq!(half_open.push(first.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(second.abort_handle(), AdmissionToken::default()), 0);
             tokio::task::yield_now().await;
             assert!(!first.is_finished(), "the finished one made room");
-            assert_eq!(half_open.push(third.abort_handle(), Seat::default()), 1);
+            assert_eq!(half_open.push(third.abort_handle(), AdmissionToken::default()), 1);
             assert!(first.await.unwrap_err().is_cancelled());
             assert_eq!(half_open.shed(), 1);
             assert!(second.await.unwrap_err().is_cancelled());
@@ -133,10 +133,10 @@ mod tests {
             let mut half_open = HalfOpen::new(1);
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let [proved, outsider] = [waiting(), waiting()];
-            let seat = Seat::default();
-            half_open.push(proved.abort_handle(), seat.clone());
-            seat.leave();
-            assert_eq!(half_open.push(outsider.abort_handle(), Seat::default()), 0);
+            let admission = AdmissionToken::default();
+            half_open.push(proved.abort_handle(), admission.clone());
+            admission.leave();
+            assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()), 0);
             assert_eq!(half_open.shed(), 1);
             assert!(outsider.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::tuned::{self, TunedRange};
-use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
+use super::{Condition, Fallback, Path, PathTable, Reason, Rule};
 use crate::membership::roster::Member;
 use crate::schedule::cost::{LinkCost, LinkModel};
 use crate::schedule::{Algorithm, Hosts};
@@ -86,8 +86,8 @@ pub(crate) fn table(
     let within = if matches!(links, Links::Sockets(_)) { UNIX } else { SHARED };
     let model =
         LinkModel { within, between: TCP, reduce: REDUCE, switch: SWITCH, parallel: topology.parallel };
-    let otherwise = Otherwise::Cheapest { model, hosts: hosts.clone() };
-    let table = PathTable::new(hosts.world_size(), paths, rules, otherwise).demanding(demand);
+    let fallback = Fallback::Cheapest { model, hosts: hosts.clone() };
+    let table = PathTable::new(hosts.world_size(), paths, rules, fallback).demanding(demand);
     let table = match links {
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
         Links::SharedWithinHosts => table.without(

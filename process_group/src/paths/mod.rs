@@ -174,7 +174,7 @@ pub struct PathChoice {
 
 /// What decides where no rule does.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Otherwise {
+pub(crate) enum Fallback {
     /// This path takes every call.
     Always {
         /// The path.
@@ -200,7 +200,7 @@ pub(crate) struct PathTable {
     unavailable: Vec<(Path, String)>,
     /// In order of preference.
     rules: Vec<Rule>,
-    otherwise: Otherwise,
+    fallback: Fallback,
     /// The algorithm that the user demands for every operation that has it.
     demand: Option<Algorithm>,
     forced: Option<Path>,
@@ -208,7 +208,7 @@ pub(crate) struct PathTable {
 
 /// Why a path was chosen.
 #[derive(Clone, Copy, Debug)]
-enum Because {
+enum Decision {
     Forced,
     Demanded,
     /// The rule of this index.
@@ -220,7 +220,7 @@ enum Because {
 impl PathTable {
     /// A group with one path, which takes every call.
     pub(crate) fn single(path: Path, world_size: usize, because: &'static str) -> Self {
-        Self::new(world_size, vec![path], Vec::new(), Otherwise::Always { path, because })
+        Self::new(world_size, vec![path], Vec::new(), Fallback::Always { path, because })
     }
 
     /// A group with these paths, of which the first rule that fits a call decides. A group of one rank has [`Path::Local`]
@@ -228,25 +228,24 @@ impl PathTable {
     ///
     /// # Panics
     /// When a rule or `otherwise` names a path that is not among `paths`.
-    pub(crate) fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, otherwise: Otherwise) -> Self {
+    pub(crate) fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, fallback: Fallback) -> Self {
         if world_size == 1 {
-            let alone =
-                Otherwise::Always { path: Path::Local, because: "one rank alone has nothing to send" };
+            let alone = Fallback::Always { path: Path::Local, because: "one rank alone has nothing to send" };
             return Self::of(1, vec![Path::Local], Vec::new(), alone);
         }
         let named = rules.iter().map(|rule| rule.path);
-        let always = match otherwise {
-            Otherwise::Always { path, .. } => Some(path),
-            Otherwise::Cheapest { .. } => None,
+        let always = match fallback {
+            Fallback::Always { path, .. } => Some(path),
+            Fallback::Cheapest { .. } => None,
         };
         for path in named.chain(always) {
             assert!(paths.contains(&path), "the table chooses {path}, which the group does not have");
         }
-        Self::of(world_size, paths, rules, otherwise)
+        Self::of(world_size, paths, rules, fallback)
     }
 
-    fn of(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, otherwise: Otherwise) -> Self {
-        Self { world_size, paths, unavailable: Vec::new(), rules, otherwise, demand: None, forced: None }
+    fn of(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, fallback: Fallback) -> Self {
+        Self { world_size, paths, unavailable: Vec::new(), rules, fallback, demand: None, forced: None }
     }
 
     /// Tells of a path that the group might have had, and why it has not.
@@ -300,12 +299,12 @@ impl PathTable {
     pub(crate) fn describe(&self) -> Vec<(Path, String)> {
         let taken = |path: Path| {
             let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
-            let otherwise = match self.otherwise {
-                Otherwise::Always { path: always, because } if always == path => Some(because.to_owned()),
-                Otherwise::Cheapest { .. } if path.is_costed() => Some("where it costs least".to_owned()),
+            let fallback = match self.fallback {
+                Fallback::Always { path: always, because } if always == path => Some(because.to_owned()),
+                Fallback::Cheapest { .. } if path.is_costed() => Some("where it costs least".to_owned()),
                 _ => None,
             };
-            let taken = rules.chain(otherwise).collect::<Vec<_>>().join("; ");
+            let taken = rules.chain(fallback).collect::<Vec<_>>().join("; ");
             if taken.is_empty() {
                 "only if forced, or if `ryz tune` measured it as the fastest".to_owned()
             } else {
@@ -326,14 +325,14 @@ impl PathTable {
         let query = Query { operation, dtype, count, world_size: self.world_size };
         let (path, because) = self.decide(&query);
         let mut reason = match because {
-            Because::Forced => "it is forced".to_owned(),
-            Because::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
-            Because::Rule(index) => self.rules[index].because.to_string(),
-            Because::Always(because) => because.to_owned(),
-            Because::Cheapest if self.paths.iter().filter(|path| path.suits(operation)).count() == 1 => {
+            Decision::Forced => "it is forced".to_owned(),
+            Decision::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
+            Decision::Rule(index) => self.rules[index].because.to_string(),
+            Decision::Always(because) => because.to_owned(),
+            Decision::Cheapest if self.paths.iter().filter(|path| path.suits(operation)).count() == 1 => {
                 format!("no other path has {}", operation.name())
             }
-            Because::Cheapest => {
+            Decision::Cheapest => {
                 format!("the cost model expects the least time: {}", self.expected(path, &query))
             }
         };
@@ -361,24 +360,24 @@ impl PathTable {
             && matches!(self.path(operation, dtype, count), Path::PeerMemory(_))
     }
 
-    fn decide(&self, query: &Query) -> (Path, Because) {
+    fn decide(&self, query: &Query) -> (Path, Decision) {
         if let Some(forced) = self.forced.filter(|path| path.takes(query)) {
-            return (forced, Because::Forced);
+            return (forced, Decision::Forced);
         }
         if let Some(demanded) = self.demanded().filter(|path| path.takes(query)) {
-            return (demanded, Because::Demanded);
+            return (demanded, Decision::Demanded);
         }
         let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.holds(query);
         if let Some(index) = self.rules.iter().position(fits) {
-            return (self.rules[index].path, Because::Rule(index));
+            return (self.rules[index].path, Decision::Rule(index));
         }
-        match &self.otherwise {
-            Otherwise::Always { path, because } => (*path, Because::Always(because)),
-            Otherwise::Cheapest { model, hosts } => {
+        match &self.fallback {
+            Fallback::Always { path, because } => (*path, Decision::Always(because)),
+            Fallback::Cheapest { model, hosts } => {
                 let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
                 let cheapest = costed.min_by_key(|path| cost(**path, query, model, hosts));
                 // Every operation has an algorithm.
-                (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Because::Cheapest)
+                (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Decision::Cheapest)
             }
         }
     }
@@ -396,16 +395,16 @@ impl PathTable {
         path.takes(query) && !(is_told && leaves_links)
     }
 
-    fn why_not(&self, path: Path, query: &Query, chosen: Path, because: Because) -> String {
+    fn why_not(&self, path: Path, query: &Query, chosen: Path, because: Decision) -> String {
         if !path.takes(query) {
             let told = if self.forced == Some(path) { "it is forced, but " } else { "" };
             let of = if path.suits(query.operation) { format!(" of {}", query.dtype) } else { String::new() };
             return format!("{told}it has no {}{of}", query.operation.name());
         }
         match because {
-            Because::Forced => return format!("`{chosen}` is forced"),
-            Because::Demanded => return format!("process_group.tcp.algorithm demands `{chosen}`"),
-            Because::Rule(_) | Because::Always(_) | Because::Cheapest => {}
+            Decision::Forced => return format!("`{chosen}` is forced"),
+            Decision::Demanded => return format!("process_group.tcp.algorithm demands `{chosen}`"),
+            Decision::Rule(_) | Decision::Always(_) | Decision::Cheapest => {}
         }
         if !self.is_eligible(path, query) {
             return match self.forced {
@@ -416,26 +415,26 @@ impl PathTable {
             };
         }
         // Rules before the one that decided did not fit; where none of them is the path's, the decision itself tells.
-        let decided = if let Because::Rule(index) = because { index } else { self.rules.len() };
+        let decided = if let Decision::Rule(index) = because { index } else { self.rules.len() };
         // That nothing else was measured for this call is no reason.
         let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured());
         // The rule that came nearest tells most.
         let unmet = before.rev().max_by_key(|rule| rule.met(query)).and_then(|rule| rule.unmet(query));
         match (because, unmet) {
-            (Because::Cheapest, _) if path.is_costed() => {
+            (Decision::Cheapest, _) if path.is_costed() => {
                 format!("the cost model expects {}, which is no less", self.expected(path, query))
             }
             (_, Some(unmet)) => unmet,
-            (Because::Rule(index), None) => format!("`{chosen}` comes first: {}", self.rules[index].because),
+            (Decision::Rule(index), None) => format!("`{chosen}` comes first: {}", self.rules[index].because),
             (_, None) => format!("`{chosen}` takes every call that no rule gives to another path"),
         }
     }
 
     /// What the cost model says of a path.
     fn expected(&self, path: Path, query: &Query) -> String {
-        let expected = match &self.otherwise {
-            Otherwise::Cheapest { model, hosts } => cost(path, query, model, hosts),
-            Otherwise::Always { .. } => None,
+        let expected = match &self.fallback {
+            Fallback::Cheapest { model, hosts } => cost(path, query, model, hosts),
+            Fallback::Always { .. } => None,
         };
         expected
             .map_or_else(|| "nothing".to_owned(), |time| crate::types::units::time(time.as_secs_f64() * 1e6))

@@ -235,8 +235,8 @@ fn one_more_path_is_one_more_rule() {
         when: conditions.to_vec(),
         because: Reason::BuiltIn("it is quick for little"),
     };
-    let otherwise = Otherwise::Always { path: Path::Nccl, because: "it can do everything" };
-    let table = PathTable::new(8, vec![Path::Loopback, Path::Nccl], vec![quick], otherwise);
+    let fallback = Fallback::Always { path: Path::Nccl, because: "it can do everything" };
+    let table = PathTable::new(8, vec![Path::Loopback, Path::Nccl], vec![quick], fallback);
     let choice = check(&table, SUM, DType::F32, 1000);
     assert_eq!((choice.path, choice.reason.as_str()), (Path::Loopback, "it is quick for little"));
     assert_eq!(why_not(&choice, Path::Nccl), "`loopback` comes first: it is quick for little");

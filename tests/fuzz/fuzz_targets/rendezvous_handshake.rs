@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use ryzanstein_config::SecurityConfig;
 use ryzanstein_orchestrator::rendezvous::handshake;
 use ryzanstein_process_group::security::{Protection, Security};
-use ryzanstein_process_group::{Seat, Secret};
+use ryzanstein_process_group::{AdmissionToken, Secret};
 use tokio::io::{join, sink};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     runtime.block_on(async {
         for protection in [Protection::Clear, Protection::Encrypted] {
             let accepted =
-                handshake::accept(join(bytes, sink()), &secret, &security, protection, &Seat::default())
+                handshake::accept(join(bytes, sink()), &secret, &security, protection, &AdmissionToken::default())
                     .await;
             assert!(accepted.is_err(), "a client without the secret is let in");
             let connected = handshake::connect(join(bytes, sink()), &secret, &security, protection).await;

@@ -77,9 +77,9 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
     let own = own.ok_or_else(|| Error::Input("this rank is no member of its own group".into()))?;
     let count = usize::try_from(request.bytes).unwrap_or(usize::MAX) / size_of::<f32>() / request.parameters;
     let mut pass = Pass::new(manager.world(), own, count.max(1), request.parameters)?;
-    let mut ways = vec![Way::one_by_one(&pass)?];
+    let mut ways = vec![ReductionStrategy::one_by_one(&pass)?];
     for bytes in BUCKETS {
-        ways.push(Way::in_buckets(&pass, bytes)?);
+        ways.push(ReductionStrategy::in_buckets(&pass, bytes)?);
     }
     let reducing = (0..=request.steps).map(|_| pass.time(|pass| ways[0].step(pass, false)));
     let reducing = reducing.collect::<Result<Vec<f64>, Error>>()?;
@@ -182,14 +182,14 @@ fn computed(rank: usize, parameter: usize, i: usize) -> f32 {
 }
 
 /// How gradients are reduced.
-enum Way {
+enum ReductionStrategy {
     /// One all-reduce per parameter, after the backward pass.
     OneByOne(Vec<GroupBuffer<f32>>),
     /// Buckets of at most this many bytes. Each starts when its gradients are ready.
     InBuckets(usize, BucketedReducer),
 }
 
-impl Way {
+impl ReductionStrategy {
     fn one_by_one(pass: &Pass<'_>) -> Result<Self, Error> {
         let zeros = vec![0.0; pass.count];
         let gradients = pass.sources.iter().map(|_| pass.group.upload(&zeros)).collect::<Result<_, _>>()?;

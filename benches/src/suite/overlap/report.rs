@@ -88,6 +88,7 @@ struct Line<'a, T> {
 struct PassFields {
     bytes: u64,
     parameters: usize,
+    compute: &'static str,
     compute_us: f64,
     errors: u64,
 }
@@ -102,7 +103,8 @@ impl OverlapReport {
     /// An object per line.
     pub fn json(&self) -> String {
         let Self { bytes, parameters, compute_us, errors, .. } = *self;
-        let pass = Some(PassFields { bytes, parameters, compute_us, errors });
+        let compute = if self.backend == BackendKind::Nccl { "products" } else { "wait" };
+        let pass = Some(PassFields { bytes, parameters, compute, compute_us, errors });
         let rows = self.rows.iter().map(|row| self.line("overlap", pass, row));
         let compressed = self.compressed.iter().map(|row| self.line("compressed", None, row));
         rows.chain(compressed).collect()
@@ -129,7 +131,7 @@ impl OverlapReport {
         );
         let columns = [
             Column::right("buckets of"),
-            Column::right("all-reduces").dispensable(1),
+            Column::right("all-reduces").drop_priority(1),
             Column::right("alone"),
             Column::right("step"),
             Column::right("hidden"),
@@ -157,12 +159,12 @@ impl OverlapReport {
             Column::right("f32"),
             Column::right("bf16"),
             Column::right("f32/bf16"),
-            Column::right("error").dispensable(2),
-            Column::right("bound").dispensable(1),
+            Column::right("error").drop_priority(2),
+            Column::right("bound").drop_priority(1),
             Column::right("f16"),
             Column::right("f32/f16"),
-            Column::right("error").dispensable(2),
-            Column::right("bound").dispensable(1),
+            Column::right("error").drop_priority(2),
+            Column::right("bound").drop_priority(1),
         ];
         let cells = |row: &CompressedRow| {
             let sent = |sent: Sent| {
@@ -223,7 +225,12 @@ mod tests {
             json.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0]["bucket_bytes"].is_null() && lines[1]["bucket_bytes"] == 25_000_000, "{json}");
-        assert!(lines[1]["compute_us"] == 100.0 && lines[2]["measured"] == "compressed", "{json}");
+        assert!(
+            lines[1]["compute"] == "wait"
+                && lines[1]["compute_us"] == 100.0
+                && lines[2]["measured"] == "compressed",
+            "{json}"
+        );
         assert!(report.text(Screen::PLAIN).ends_with("all values are right\n"));
         report.errors = 3;
         assert!(!report.is_correct() && report.text(Screen::PLAIN).contains("3 VALUES ARE WRONG"));

@@ -12,7 +12,7 @@ use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::{Decoder, Error, Llama, LlamaConfig, Passes, check_world_size, compute};
 use serde::{Deserialize, Serialize};
 
-use crate::communication::{Communication, Surroundings};
+use crate::communication::{Communication, JobContext};
 use crate::measure::{slowest, summary};
 use ryzanstein_orchestrator::Orchestrator;
 
@@ -174,10 +174,10 @@ pub fn run(
 }
 
 /// Where the ranks of the world group compute, for advice.
-pub fn surroundings(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Surroundings {
+pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> JobContext {
     let manager = orchestrator.manager();
     let rows = manager.world().profile().rows();
-    Surroundings::of(manager, |manager| manager.world(), &rows, link_gbs)
+    JobContext::of(manager, |manager| manager.world(), &rows, link_gbs)
 }
 
 fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {

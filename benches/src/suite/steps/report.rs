@@ -6,19 +6,19 @@ use ryzanstein_process_group::units;
 
 use super::super::Verdict;
 use super::{ABOVE_EFFICIENCY, LIMIT, StepRow};
-use crate::communication::{Advice, BELOW_SHARE, Part, Surroundings, percent};
+use crate::communication::{Advice, BELOW_SHARE, JobContext, Part, percent};
 use ryzanstein_orchestrator::plural;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 
 const COLUMNS: [Column<'static>; 11] = [
     Column::left("step"),
     Column::left("shape"),
-    Column::right("layers").dispensable(3),
+    Column::right("layers").drop_priority(3),
     Column::right("sequences"),
-    Column::right("tokens").dispensable(2),
+    Column::right("tokens").drop_priority(2),
     Column::right("t1"),
     Column::right("tn"),
-    Column::right("speed-up").dispensable(1),
+    Column::right("speed-up").drop_priority(1),
     Column::right("efficiency"),
     Column::right("comm."),
     Column::left("verdict"),
@@ -30,7 +30,7 @@ pub fn json(row: &StepRow) -> String {
 }
 
 /// A table of all steps, what was compared, what their communication is made up of, and advice. Empty without rows.
-pub fn text(rows: &[StepRow], around: &Surroundings, processors: usize, screen: Screen) -> String {
+pub fn text(rows: &[StepRow], around: &JobContext, processors: usize, screen: Screen) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut text = format!("{}\n", wrap(&compared(first, around, processors), 2, screen));
     text += &table(&COLUMNS, &rows.iter().map(cells).collect::<Vec<_>>(), screen);
@@ -60,7 +60,7 @@ fn part_cells(row: &StepRow) -> Vec<Vec<Cell>> {
 }
 
 /// For each step that communicates much why, and behind the steps to which the same remedies apply these.
-fn advice(rows: &[StepRow], around: &Surroundings) -> Vec<String> {
+fn advice(rows: &[StepRow], around: &JobContext) -> Vec<String> {
     let mut lines = Vec::new();
     let mut advised = rows.iter().filter_map(|row| Some((row, row.communication.advice(around)?))).peekable();
     while let Some((row, Advice { cause, remedies })) = advised.next() {
@@ -73,7 +73,7 @@ fn advice(rows: &[StepRow], around: &Surroundings) -> Vec<String> {
 }
 
 /// What `t1` and `tn` are times of.
-fn compared(row: &StepRow, around: &Surroundings, processors: usize) -> String {
+fn compared(row: &StepRow, around: &JobContext, processors: usize) -> String {
     let ranks = plural(row.world_size, "rank");
     let layers = format!(
         "Steps of a few layers (column `layers`) in {}, with random weights, on one rank (t1) and sharded over {ranks} (tn)",

@@ -52,7 +52,7 @@ fn the_worst_step_with_right_values_is_judged() {
 
 #[test]
 fn on_processors_of_one_host_the_table_says_that_both_have_the_same() {
-    let around = Surroundings {
+    let around = JobContext {
         ranks: 2,
         sharing_cpus: 2,
         hosts: 1,
@@ -74,7 +74,7 @@ fn on_processors_of_one_host_the_table_says_that_both_have_the_same() {
     }
     assert_eq!(text(&[], &around, 8, Screen::PLAIN), "");
     for (hosts, told) in [(1, "of 1 host:"), (2, "of 2 hosts:")] {
-        let table = text(&rows, &Surroundings { hosts, sharing_cpus: 1, ..around }, 8, Screen::PLAIN);
+        let table = text(&rows, &JobContext { hosts, sharing_cpus: 1, ..around }, 8, Screen::PLAIN);
         assert!(table.contains(told) && table.contains("2 ranks with 8 each."), "{table}");
         assert!(!table.contains("costs nothing"), "{table}");
     }

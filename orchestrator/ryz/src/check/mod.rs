@@ -90,9 +90,9 @@ fn roster_table(orchestrator: &mut Orchestrator, screen: Screen) -> String {
     let roster = manager.roster();
     let columns = [
         Column::right("rank"),
-        Column::right("local rank").dispensable(2),
-        Column::right("node").dispensable(3),
-        Column::right("pid").dispensable(1),
+        Column::right("local rank").drop_priority(2),
+        Column::right("node").drop_priority(3),
+        Column::right("pid").drop_priority(1),
         Column::left("host"),
     ];
     let rows: Vec<Vec<Cell>> = roster
@@ -155,8 +155,8 @@ fn paths(
     }
     let columns = [
         Column::left("path"),
-        Column::left("taken").dispensable(2),
-        Column::right("values").dispensable(1),
+        Column::left("taken").drop_priority(2),
+        Column::right("values").drop_priority(1),
         Column::left("result"),
     ];
     Ok((table::table(&columns, &rows, screen), correct))

@@ -63,7 +63,7 @@ fn table(config: &Config, variables: &[NcclVariable], screen: Screen) -> String 
         ]
     });
     let rows: Vec<Vec<Cell>> = settings.chain(of_nccl).collect();
-    let columns = [Column::left("key"), Column::left("value"), Column::left("source").dispensable(1)];
+    let columns = [Column::left("key"), Column::left("value"), Column::left("source").drop_priority(1)];
     table::table(&columns, &rows, screen)
 }
 
@@ -81,6 +81,13 @@ fn json(config: &Config, variables: &[NcclVariable]) -> serde_json::Value {
 fn toml(config: &Config) -> String {
     let (mut text, mut section) = (String::new(), "");
     for entry in config.entries() {
+        if entry.key == "nccl.env" {
+            let _ = writeln!(text, "\n[{}]", entry.key);
+            for (name, value) in config.nccl.env.iter() {
+                let _ = writeln!(text, "{name} = {}", json!(value));
+            }
+            continue;
+        }
         let (in_section, name) = entry.key.rsplit_once('.').unwrap_or(("", entry.key));
         if in_section != section {
             let gap = if section.is_empty() { "" } else { "\n" };

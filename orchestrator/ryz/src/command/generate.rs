@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::generate::{self, PreparedPrompt, Prompt, Request, Response};
 use anyhow::Context as _;
-use ryzanstein_benches::communication::{Communication, Surroundings};
+use ryzanstein_benches::communication::{Communication, JobContext};
 use ryzanstein_config::{ModelConfig, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::hub;
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Send the prompt as a chat message, using the model's chat template
     #[arg(long, conflicts_with = "token_ids")]
     chat: bool,
-    /// System message
+    /// With --chat: the system message before it
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
     /// Maximum number of tokens to generate [default: 32]
@@ -249,10 +249,10 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
 fn communication(orchestrator: &mut Orchestrator, response: &Response, screen: &screen::Args) -> String {
     let is_graph = orchestrator.config().model.graph;
     let manager = orchestrator.manager();
-    let around = Surroundings::of(manager, ProcessGroupManager::tensor_parallel, &response.profile, None);
+    let around = JobContext::of(manager, ProcessGroupManager::tensor_parallel, &response.profile, None);
     let seconds = (response.timings.prefill + response.timings.decode).as_secs_f64();
     Communication::new(&response.profile, seconds, response.tokens.len())
-        .text(&Surroundings { is_graph, ..around }, screen.stderr())
+        .text(&JobContext { is_graph, ..around }, screen.stderr())
 }
 
 /// What rank 0 prepares for all.

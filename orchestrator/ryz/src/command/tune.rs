@@ -10,7 +10,7 @@ use ryzanstein_benches::suite::Sweep;
 use ryzanstein_config::{Config, TuningChoice, WorldSize, file};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::plural;
-use ryzanstein_process_group::device::Surroundings;
+use ryzanstein_process_group::device::LibrarySearch;
 use ryzanstein_process_group::paths::tuned::TuningTable;
 use ryzanstein_process_group::{Error, tuning};
 
@@ -60,7 +60,7 @@ impl Args {
             return Ok(out.clone());
         }
         let environment = settings::environment();
-        let state = Surroundings::from_variables(|name| environment.get(name).cloned()).state;
+        let state = LibrarySearch::from_variables(|name| environment.get(name).cloned()).state;
         state.map(|state| tuning::user_file(&state)).ok_or_else(|| {
             Error::Configuration(
                 "there is no folder for the table: neither XDG_STATE_HOME nor HOME is set; set one, or name a file with --out".into(),

@@ -11,7 +11,7 @@ use crate::topo::Preset;
 use crate::tune::{self, CANDIDATES, Candidate, Measured, Proposal, Situation};
 use anyhow::{Context as _, bail};
 use ryzanstein_config::nccl;
-use ryzanstein_config::{ByteSize, Config, WorldSize, file};
+use ryzanstein_config::{ByteSize, Config, Source, WorldSize, file};
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::table::wrap;
@@ -81,8 +81,11 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut found = Found { message, is_own, effective: Vec::new(), overruled: Vec::new() };
     for proposal in proposals {
         let after = nccl::plan(&proposal.apply(config.clone())?, &own);
+        // A variable or flag replaces the whole table of the file.
+        let is_replaced = proposal.is_variable()
+            && !matches!(config.source_of("nccl.env"), Some(Source::Default | Source::File(_)));
         match tune::changes(&before, &after) {
-            none if none.is_empty() => found.overruled.push(proposal),
+            none if none.is_empty() || is_replaced => found.overruled.push(proposal),
             changes => found.effective.push((proposal, changes)),
         }
     }
@@ -129,9 +132,12 @@ fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Resul
     }
     let sizes: Vec<u64> =
         [message].into_iter().chain(OTHERS.into_iter().filter(|size| *size != message)).collect();
+    let users = nccl_settings::user_variables(&settings::environment());
+    let is_free =
+        |it: &&Candidate| it.is_unset(config) && users.iter().all(|variable| variable.name != it.variable());
     let mut own = Measured::new();
     let mut all: Vec<(Candidate, Measured)> =
-        CANDIDATES.iter().filter(|it| it.is_unset(config)).map(|it| (*it, Measured::new())).collect();
+        CANDIDATES.iter().filter(is_free).map(|it| (*it, Measured::new())).collect();
     for round in 0..ROUNDS {
         eprintln!("round {} of {ROUNDS}: {} settings", round + 1, all.len() + 1);
         own.push(bench(args, ranks, &sizes, None)?);

@@ -11,13 +11,13 @@ const COLUMNS: [Column<'static>; 11] = [
     Column::left("fits"),
     Column::right("weights"),
     Column::right("KV cache"),
-    Column::right("KV copies").dispensable(5),
-    Column::right("workspace").dispensable(2),
-    Column::right("groups").dispensable(3),
+    Column::right("KV copies").drop_priority(5),
+    Column::right("workspace").drop_priority(2),
+    Column::right("groups").drop_priority(3),
     Column::right("total"),
-    Column::right("reduced/token").dispensable(4),
+    Column::right("reduced/token").drop_priority(4),
     Column::right("comm."),
-    Column::right("longest").dispensable(1),
+    Column::right("longest").drop_priority(1),
 ];
 
 impl Plan {

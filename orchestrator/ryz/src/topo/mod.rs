@@ -24,7 +24,7 @@ pub struct Topology {
     /// GPUs, then network adapters.
     pub devices: Vec<Device>,
     /// The way from each device to each, in the order of `devices`.
-    pub matrix: Vec<Vec<Way>>,
+    pub matrix: Vec<Vec<LinkKind>>,
     /// The NUMA nodes of the machine.
     pub numa_nodes: Vec<NumaNode>,
     /// How many ranks should share a layer, and why; `None` without GPUs.
@@ -58,14 +58,14 @@ enum Kind {
 
 /// The way from one device to another, named as by `nvidia-smi topo -m`: `X`, `NV18`, `PIX`, `SYS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum LinkKind {
     /// The device itself.
     Itself,
     /// To another device.
     To(PairPath),
 }
 
-impl Way {
+impl LinkKind {
     /// Its name in the matrix.
     pub fn name(self) -> String {
         match self {
@@ -90,7 +90,7 @@ impl Way {
     }
 }
 
-impl Serialize for Way {
+impl Serialize for LinkKind {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.name())
     }
@@ -113,9 +113,9 @@ impl Topology {
         let adapters = adapters(&hardware.network.interfaces, &hardware.network.infiniband);
         let placed: Vec<Placed> = gpus(driver).into_iter().chain(adapters).collect();
         let way = |(i, a): (usize, &Placed), (j, b): (usize, &Placed)| match (a.gpu, b.gpu) {
-            _ if i == j => Way::Itself,
-            (Some(a), Some(b)) => Way::To(driver_path(driver, a, b)),
-            _ => Way::To(match (&a.place, &b.place) {
+            _ if i == j => LinkKind::Itself,
+            (Some(a), Some(b)) => LinkKind::To(driver_path(driver, a, b)),
+            _ => LinkKind::To(match (&a.place, &b.place) {
                 (Some(a), Some(b)) => pci_path(a, b),
                 _ => PairPath::Unknown,
             }),
@@ -174,13 +174,13 @@ impl Topology {
             .iter()
             .flat_map(|column| &self.matrix[*column])
             .filter_map(|way| match way {
-                Way::Itself => None,
-                Way::To(path) => Some(*path),
+                LinkKind::Itself => None,
+                LinkKind::To(path) => Some(*path),
             })
             .collect();
         ways.sort_unstable();
         ways.dedup();
-        ways.into_iter().filter_map(|path| Some((path.short(), Way::To(path).meaning()?))).collect()
+        ways.into_iter().filter_map(|path| Some((path.short(), LinkKind::To(path).meaning()?))).collect()
     }
 }
 

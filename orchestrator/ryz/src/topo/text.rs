@@ -1,6 +1,6 @@
 //! A topology as a table.
 
-use super::{Device, Topology, Way};
+use super::{Device, LinkKind, Topology};
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 use ryzanstein_process_group::nvml::PairPath;
 
@@ -14,7 +14,7 @@ impl Topology {
             let heads: Vec<Column<'_>> = [Column::left("")]
                 .into_iter()
                 .chain(heads)
-                .chain([Column::left("NUMA"), Column::left("CPUs").dispensable(1)])
+                .chain([Column::left("NUMA"), Column::left("CPUs").drop_priority(1)])
                 .collect();
             let rows: Vec<Vec<Cell>> = self
                 .devices
@@ -63,12 +63,12 @@ impl Topology {
     }
 }
 
-fn cell(way: Way) -> Cell {
+fn cell(way: LinkKind) -> Cell {
     let tone = match way {
-        Way::Itself => Tone::Faint,
-        Way::To(PairPath::Nvlink(_)) => Tone::Good,
-        Way::To(PairPath::System) => Tone::Warning,
-        Way::To(_) => Tone::Plain,
+        LinkKind::Itself => Tone::Faint,
+        LinkKind::To(PairPath::Nvlink(_)) => Tone::Good,
+        LinkKind::To(PairPath::System) => Tone::Warning,
+        LinkKind::To(_) => Tone::Plain,
     };
     Cell::new(way.name(), tone)
 }

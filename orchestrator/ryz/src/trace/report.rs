@@ -230,10 +230,10 @@ impl GroupReport {
             Column::right("rank"),
             Column::right("number"),
             Column::left("newest call"),
-            Column::left("path").dispensable(3),
+            Column::left("path").drop_priority(3),
             Column::left("outcome"),
-            Column::right("lasted").dispensable(1),
-            Column::right("ago").dispensable(2),
+            Column::right("lasted").drop_priority(1),
+            Column::right("ago").drop_priority(2),
         ];
         let rows: Vec<Vec<Cell>> = self.ranks.iter().map(RankState::row).collect();
         text += &table(&columns, &rows, screen);

@@ -17,7 +17,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The environment variable that sets it in a process of ours.
+    /// The environment variable that sets it in a process that we start.
     pub fn variable(&self) -> &'static str {
         self.key.strip_prefix(ENV).unwrap_or("RYZ_NCCL__PROFILE")
     }

@@ -46,6 +46,11 @@ pub struct Proposal {
 }
 
 impl Proposal {
+    /// Whether it is a variable of `nccl.env`.
+    pub fn is_variable(&self) -> bool {
+        self.key.starts_with(ENV)
+    }
+
     /// The configuration with this setting.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
 use ryzanstein_process_group::Error;
-use toml_edit::{DocumentMut, Item, Table, value};
+use toml_edit::{DocumentMut, Item, Table, TableLike, value};
 
 use crate::output_file;
 
@@ -29,19 +29,22 @@ pub fn edit_config(text: &str, settings: &[(&str, &str)]) -> anyhow::Result<Stri
         text.parse().map_err(|error| wrong(format!("the configuration file is no TOML: {error}")))?;
     for (key, text) in settings {
         let (sections, name) = key.rsplit_once('.').unwrap_or(("", key));
-        let mut table: &mut Table = document.as_table_mut();
+        let mut table: &mut dyn TableLike = document.as_table_mut();
         for section in sections.split('.').filter(|section| !section.is_empty()) {
             let item = table.entry(section).or_insert_with(|| Item::Table(Table::new()));
-            table = item.as_table_mut().ok_or_else(|| {
+            table = item.as_table_like_mut().ok_or_else(|| {
                 wrong(format!(
                     "`{section}` in the configuration file is no section; write it as [{sections}]"
                 ))
             })?;
         }
-        table[name] = match text.parse::<i64>() {
-            Ok(number) if number.to_string() == *text => value(number),
-            _ => text.parse::<bool>().map_or_else(|_| value(*text), value),
-        };
+        table.insert(
+            name,
+            match text.parse::<i64>() {
+                Ok(number) if number.to_string() == *text => value(number),
+                _ => text.parse::<bool>().map_or_else(|_| value(*text), value),
+            },
+        );
     }
     Ok(document.to_string())
 }
@@ -52,21 +55,24 @@ mod tests {
 
     #[test]
     fn settings_are_added_and_changed_and_all_else_stays() {
-        let before = "# mine\n[process_group]\ntimeout = \"30s\" # long\n\n[nccl]\nmax_ctas = 4\n";
-        let after =
-            edit_config(before, &[("nccl.max_ctas", "8"), ("nccl.profile", "inference")]).expect("TOML");
-        assert_eq!(
-            after,
-            "# mine\n[process_group]\ntimeout = \"30s\" # long\n\n[nccl]\nmax_ctas = 8\nprofile = \"inference\"\n"
-        );
-        let new =
-            edit_config("", &[("nccl.infiniband", "true"), ("process_group.tcp.spin", "0s")]).expect("TOML");
-        assert!(
-            new.contains("[nccl]\ninfiniband = true\n")
-                && new.contains("[process_group.tcp]\nspin = \"0s\"\n"),
-            "{new}"
-        );
-        let refused = |text: &str| edit_config(text, &[("nccl.max_ctas", "8")]).unwrap_err().to_string();
+        let before = "# mine\n[process_group]\ntimeout = \"30s\" # long\n\n[nccl.env]\nNCCL_MAX_CTAS = 4\n";
+        let settings = [("nccl.env.NCCL_MAX_CTAS", "8"), ("nccl.env.NCCL_ALGO", "Ring;allreduce:Tree")];
+        let after = edit_config(before, &settings).expect("TOML");
+        let head = "# mine\n[process_group]\ntimeout = \"30s\" # long\n\n[nccl.env]\n";
+        assert_eq!(after, format!("{head}NCCL_MAX_CTAS = 8\nNCCL_ALGO = \"Ring;allreduce:Tree\"\n"));
+        let inline = edit_config("nccl.env = { NCCL_MAX_CTAS = 4 }\n", &settings[..1]).expect("TOML");
+        assert!(inline.contains("NCCL_MAX_CTAS = 8"), "{inline}");
+        let settings = [("process_group.peer_memory", "false"), ("nccl.profile", "inference"), settings[1]];
+        let new = edit_config("", &settings).expect("TOML");
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("ryzanstein.toml");
+        std::fs::write(&file, &new).expect("written");
+        let sources = ryzanstein_config::Sources { file: Some(file), ..Default::default() };
+        let config = ryzanstein_config::Config::load(&sources).expect("what is written loads");
+        assert!(!config.process_group.peer_memory, "{new}");
+        assert_eq!(config.nccl.env.get("NCCL_ALGO"), Some("Ring;allreduce:Tree"), "{new}");
+        let refused =
+            |text: &str| edit_config(text, &[("nccl.env.NCCL_MAX_CTAS", "8")]).unwrap_err().to_string();
         assert!(refused("[nccl").contains("no TOML"));
         assert!(refused("nccl = 3").contains("no section"));
     }

@@ -48,8 +48,8 @@ pub(crate) fn cases() -> Vec<Case> {
         bench("--vary backend", &["--vary backend", "omit --backend"]),
         bench("--vary start --format html", &["--vary", "--format table or json"]),
         bench("--vary copies --compare x", &["cannot be used with"]),
-        bench("--vary overlap --sizes 1KB", &["--vary overlap", "sizes cannot be chosen", "omit"]),
-        bench("--vary overlap --op broadcast", &["--vary overlap", "--op cannot be chosen"]),
+        bench("--vary overlap --sizes 1KB", &["--vary overlap does not take --sizes", "omit"]),
+        bench("--vary overlap --op broadcast", &["--vary overlap does not take --op"]),
         bench("--op barrier_into", &["--op barrier_into", "all_reduce"]),
         Case::new(
             "bench -n 2 --backend tcp --latency-targets --iters 8126",

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::support::{Run, text};
+use ryzanstein_config::{SECTIONS, keys};
+use ryzanstein_orchestrator::catalogue::entries;
 
 type Flags = BTreeSet<String>;
 
@@ -115,6 +117,38 @@ fn the_readme_and_the_book_quote_the_launcher_as_it_speaks() {
     let quoted: BTreeSet<String> =
         pages().iter().flat_map(|page| told(&read(page)).collect::<Vec<_>>()).collect();
     assert_eq!(quoted, real, "the pages quote each of these lines, and no other");
+}
+
+/// The words of a text that read like settings: a section, a dot and a name.
+fn settings_in(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '.');
+    words.map(|word| word.trim_end_matches('.')).filter(|word| {
+        word.rsplit_once('.').is_some_and(|(section, name)| {
+            SECTIONS.iter().any(|known| known.name == section)
+                && name.starts_with(|c: char| c.is_ascii_lowercase())
+                // Files, and methods of a variable of the same name.
+                && !["conf", "secret", "safetensors", "yaml", "complete", "decoder", "generate"].contains(&name)
+        })
+    })
+}
+
+#[test]
+fn every_setting_that_an_explanation_or_a_page_names_exists() {
+    let known: BTreeSet<&str> = keys().map(|key| key.key).collect();
+    let is_known = |word: &str| known.contains(word) || SECTIONS.iter().any(|section| section.name == word);
+    let (mut checked, mut wrong) = (0, Vec::new());
+    let explained =
+        entries().map(|entry| (entry.id.to_owned(), format!("{}\n{}", entry.cause, entry.remedy)));
+    let written = pages().into_iter().map(|page| (page.display().to_string(), read(&page)));
+    for (place, text) in explained.chain(written) {
+        for word in settings_in(&text) {
+            checked += 1;
+            if !is_known(word) {
+                wrong.push(format!("{place}: {word}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty() && checked > 100, "{checked} checked; {wrong:#?}");
 }
 
 #[test]

@@ -29,8 +29,8 @@ fn what_a_suite_does_not_measure_is_refused_before_anything_is_started() {
     );
     refused(&["--world-size", "1", "--vary", "overlap"], 2, &["one rank alone", "--world-size 2"]);
     refused(&two(&["--vary", "overlap", "--strict"]), 2, &["--vary", "--strict"]);
-    refused(&two(&["--vary", "overlap", "--format", "csv"]), 2, &["--vary", "--format table or json"]);
-    refused(&two(&["--vary", "overlap", "--graph"]), 2, &["--graph cannot be chosen"]);
+    refused(&two(&["--vary", "overlap", "--format", "csv"]), 2, &["--vary overlap prints a table or JSON"]);
+    refused(&two(&["--vary", "overlap", "--graph"]), 2, &["does not take --graph"]);
 }
 
 #[test]

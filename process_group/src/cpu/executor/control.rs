@@ -148,8 +148,8 @@ impl Run<'_> {
 
     /// The path that the sender of this header takes.
     fn path_of(&self, header: &Header) -> Path {
-        match self.context.bell {
-            Some(bell) if bell.pipe().is_none() => Path::SharedMemory(header.algorithm),
+        match self.context.doorbell {
+            Some(doorbell) if doorbell.pipe().is_none() => Path::SharedMemory(header.algorithm),
             _ => Path::Tcp(header.algorithm),
         }
     }

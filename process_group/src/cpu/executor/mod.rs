@@ -2,10 +2,10 @@
 
 mod control;
 mod failure;
+mod liveness_check;
 mod mismatch;
 mod receive;
 mod reduce;
-mod vigil;
 mod wait;
 
 pub(super) use mismatch::History;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::compiled::{Compiled, Copy, Send};
 use super::link::{Link, Sent};
-use super::shared::Bell;
+use super::shared::Doorbell;
 use super::spin::SpinPolicy;
 use crate::backend::call::Interrupt;
 use crate::error::Result;
@@ -23,7 +23,7 @@ use crate::link::wire::frame::{Header, Kind};
 use crate::schedule::program::{Region, Space};
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
-use vigil::Vigil;
+use liveness_check::LivenessCheck;
 
 /// The memories of a call, as bytes.
 pub(super) struct Spaces<'a> {
@@ -58,7 +58,7 @@ pub(super) struct Context<'a> {
     pub(super) segment: usize,
     pub(super) spin: SpinPolicy,
     /// What wakes this rank, where links go through memory.
-    pub(super) bell: Option<&'a Bell>,
+    pub(super) doorbell: Option<&'a Doorbell>,
     /// This call and those before it.
     pub(super) history: &'a History,
     /// Looks whether the peers' processes respond, where they are processes.
@@ -142,7 +142,8 @@ impl Run<'_> {
         let mut asleep_since = None;
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
-        let (mut look_at, mut vigil) = (started + vigil::LOOK_AFTER, Vigil::default());
+        let (mut look_at, mut liveness_check) =
+            (started + liveness_check::LOOK_AFTER, LivenessCheck::default());
         if self.context.spin.yields && self.compiled.yields_first {
             // Some of those that this rank waits for share its processor, and come to the call once it yields: looking before that is
             // in vain.
@@ -179,15 +180,15 @@ impl Run<'_> {
             if !self.sleep(until)? {
                 if until == self.deadline {
                     let missing = self.missing();
-                    return Err(self.timeout(&vigil, started.elapsed(), missing));
+                    return Err(self.timeout(&liveness_check, started.elapsed(), missing));
                 }
                 if ask_at.take_if(|at| *at <= until).is_some() {
                     self.ask();
                 }
                 if look_at <= until {
-                    look_at = Instant::now() + vigil::LOOK_EVERY;
+                    look_at = Instant::now() + liveness_check::LOOK_EVERY;
                     if let Some(liveness) = self.context.liveness {
-                        self.look_after_peers(&mut vigil, liveness);
+                        self.look_after_peers(&mut liveness_check, liveness);
                     }
                 }
             }

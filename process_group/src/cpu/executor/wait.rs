@@ -8,7 +8,7 @@ use super::Run;
 use crate::cpu::compiled::{Receive, Target};
 use crate::cpu::link::Link;
 use crate::cpu::poll::poll_for;
-use crate::cpu::shared::Bell;
+use crate::cpu::shared::Doorbell;
 use crate::error::{Error, Result};
 use crate::link::mesh::Peer;
 use crate::link::wire::frame::Kind;
@@ -53,8 +53,8 @@ impl Run<'_> {
                 fds.push(PollFd::new(link.socket(), flags));
             }
         }
-        let slept = match self.context.bell {
-            Some(bell) => bell.sleep(left.min(Bell::NAP), fds, || self.has_news_in_memory()),
+        let slept = match self.context.doorbell {
+            Some(doorbell) => doorbell.sleep(left.min(Doorbell::NAP), fds, || self.has_news_in_memory()),
             None => poll_for(&mut fds, left),
         };
         slept.map_err(Error::system("waiting for links"))
@@ -67,9 +67,9 @@ impl Run<'_> {
         })
     }
 
-    /// Checks regularly whether peers have closed their sockets, which no bell announces.
+    /// Checks regularly whether peers have closed their sockets, which no doorbell announces.
     pub(super) fn look_at_channels(&mut self, now: Instant) {
-        if self.context.bell.is_some() && now.duration_since(self.progress.looked) >= Bell::NAP {
+        if self.context.doorbell.is_some() && now.duration_since(self.progress.looked) >= Doorbell::NAP {
             self.links.iter_mut().for_each(Link::look_at_channel);
             self.progress.looked = now;
         }

@@ -5,8 +5,8 @@
 //! a rank ends.
 //! The sockets stay: when a peer's end of one closes, the peer has gone.
 
-mod bell;
-mod ring;
+mod byte_queue;
+mod doorbell;
 mod segment;
 #[cfg(test)]
 pub(super) mod tests;
@@ -14,33 +14,33 @@ pub(super) mod tests;
 use std::io;
 use std::sync::Arc;
 
-pub(super) use bell::Bell;
-use bell::Waker;
-use ring::Layout;
-pub(super) use ring::Rings;
-use segment::{Door, Segment};
+pub(super) use byte_queue::ByteQueues;
+use byte_queue::Layout;
+pub(super) use doorbell::Doorbell;
+use doorbell::Waker;
+use segment::{Segment, SegmentFd};
 
 use crate::membership::roster::Secret;
 
 /// Where a segment proves whose it is.
 const TOKEN: usize = 128;
 /// What a rank tells its peers of its segment: process, descriptors and token. Zeros if it has none.
-pub(super) const INTRODUCTION: usize = 44;
+pub(super) const SEGMENT_HANDLE: usize = 44;
 
 type Token = [u8; 32];
 
 /// Where a rank's segment is to be found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Introduction {
+pub(super) struct SegmentHandle {
     pid: u32,
     descriptor: u32,
     pipe: Option<u32>,
     token: Token,
 }
 
-impl Introduction {
-    pub(super) fn encode(&self) -> [u8; INTRODUCTION] {
-        let mut bytes = [0; INTRODUCTION];
+impl SegmentHandle {
+    pub(super) fn encode(&self) -> [u8; SEGMENT_HANDLE] {
+        let mut bytes = [0; SEGMENT_HANDLE];
         bytes[..4].copy_from_slice(&self.pid.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.descriptor.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.pipe.map_or(0, |number| number + 1).to_le_bytes());
@@ -49,7 +49,7 @@ impl Introduction {
     }
 
     /// `None` from a rank that has no segment.
-    pub(super) fn decode(bytes: &[u8; INTRODUCTION]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8; SEGMENT_HANDLE]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let token = bytes[12..].try_into().expect("32 bytes");
         let pipe = u32_at(8).checked_sub(1);
@@ -59,17 +59,17 @@ impl Introduction {
 
 /// This rank's segment, whose descriptor stays open until the peers have opened it too.
 #[derive(Debug)]
-pub(super) struct Offered {
+pub(super) struct ExportedSegment {
     /// The rank's place on its host.
     place: usize,
     layout: Layout,
     segment: Arc<Segment>,
-    door: Door,
+    door: SegmentFd,
     token: Token,
-    bell: Bell,
+    doorbell: Doorbell,
 }
 
-impl Offered {
+impl ExportedSegment {
     /// A new segment of the rank at `place` among `ranks` of its host. `has_sockets`: whether it has links to other hosts.
     ///
     /// # Errors
@@ -79,20 +79,20 @@ impl Offered {
         let (segment, door) = Segment::create(layout.len())?;
         segment.write(TOKEN, &token);
         let segment = Arc::new(segment);
-        let bell = Bell::new(&segment, has_sockets)?;
-        Ok(Self { place, layout, segment, door, token, bell })
+        let doorbell = Doorbell::new(&segment, has_sockets)?;
+        Ok(Self { place, layout, segment, door, token, doorbell })
     }
 
-    pub(super) fn introduction(&self) -> Introduction {
+    pub(super) fn introduction(&self) -> SegmentHandle {
         let (pid, descriptor) = (std::process::id(), self.door.number());
-        Introduction { pid, descriptor, pipe: self.bell.pipe(), token: self.token }
+        SegmentHandle { pid, descriptor, pipe: self.doorbell.pipe(), token: self.token }
     }
 
     /// Opens the segment of the rank at `place`, finds its token there, and makes the rings to it and from it.
     ///
     /// # Errors
     /// Those of the system, and one if another token is there.
-    pub(super) fn open(&self, peer: &Introduction, place: usize) -> io::Result<Rings> {
+    pub(super) fn open(&self, peer: &SegmentHandle, place: usize) -> io::Result<ByteQueues> {
         let segment = Segment::open(peer.pid, peer.descriptor, self.layout.len())?;
         let mut seen = Token::default();
         segment.read(TOKEN, &mut seen);
@@ -100,11 +100,11 @@ impl Offered {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }
         let waker = Waker::new(segment, peer.pid, peer.pipe)?;
-        Ok(Rings::new(self.layout, (self.place, &self.segment), (place, waker)))
+        Ok(ByteQueues::new(self.layout, (self.place, &self.segment), (place, waker)))
     }
 
     /// Closes the descriptor: all peers must have opened it.
-    pub(super) fn close(self) -> Bell {
-        self.bell
+    pub(super) fn close(self) -> Doorbell {
+        self.doorbell
     }
 }

@@ -34,9 +34,9 @@ pub(super) struct Segment {
 
 /// What keeps a segment's descriptor open until the peers have opened it too.
 #[derive(Debug)]
-pub(super) struct Door(OwnedFd);
+pub(super) struct SegmentFd(OwnedFd);
 
-impl Door {
+impl SegmentFd {
     /// The descriptor's number in this process.
     pub(super) fn number(&self) -> u32 {
         self.0.as_raw_fd() as u32
@@ -48,7 +48,7 @@ impl Segment {
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) fn create(len: usize) -> io::Result<(Self, Door)> {
+    pub(super) fn create(len: usize) -> io::Result<(Self, SegmentFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Systems may demand that memory cannot be executed. Those before Linux 6.3 do not know the flag.
         let file =
@@ -56,7 +56,7 @@ impl Segment {
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;
-        Ok((Self { map }, Door(file)))
+        Ok((Self { map }, SegmentFd(file)))
     }
 
     /// The segment behind a descriptor of another process. No descriptor is kept.

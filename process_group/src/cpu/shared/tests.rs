@@ -7,32 +7,32 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::ring::RINGS;
+use super::byte_queue::RINGS;
 use super::*;
 use crate::testing::{LATE, in_time};
 
 /// Both ranks of a host, as they are once they have met.
-pub(in crate::cpu) fn pair(has_sockets: bool) -> [(Rings, Bell); 2] {
-    let [a, b] = [0, 1].map(|place| Offered::new(place, 2, has_sockets).unwrap());
+pub(in crate::cpu) fn pair(has_sockets: bool) -> [(ByteQueues, Doorbell); 2] {
+    let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, has_sockets).unwrap());
     let (of_a, of_b) = (a.introduction(), b.introduction());
     let (at_a, at_b) = (a.open(&of_b, 1).unwrap(), b.open(&of_a, 0).unwrap());
     [(at_a, a.close()), (at_b, b.close())]
 }
 
-impl Rings {
+impl ByteQueues {
     /// Writes positions that the other end must not believe.
     pub(in crate::cpu) fn lie(&self, position: u64) {
         let Self { out, into, .. } = self;
-        out.segment.double_word(out.control + ring::HEAD).store(position, SeqCst);
-        into.segment.double_word(into.control + ring::TAIL).store(position, SeqCst);
+        out.segment.double_word(out.control + byte_queue::HEAD).store(position, SeqCst);
+        into.segment.double_word(into.control + byte_queue::TAIL).store(position, SeqCst);
     }
 }
 
-/// Longer than a test may take: only a bell ends such a sleep in time.
+/// Longer than a test may take: only a doorbell ends such a sleep in time.
 const ENDLESS: Duration = Duration::from_secs(3600);
 
 /// Reads all that comes until `len` bytes are there, asleep in between.
-fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
+fn read_all(rings: &mut ByteQueues, doorbell: &Doorbell, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
     let (mut done, until) = (0, Instant::now() + LATE);
     while done < len {
@@ -41,7 +41,7 @@ fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
             Err(error) => {
                 assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
                 assert!(Instant::now() < until, "{done} of {len} bytes came");
-                bell.sleep(ENDLESS, Vec::new(), || rings.has_unread()).unwrap();
+                doorbell.sleep(ENDLESS, Vec::new(), || rings.has_unread()).unwrap();
             }
         }
     }
@@ -58,9 +58,9 @@ fn bytes_come_to_a_rank_that_waits_for_sockets_too() {
     bytes_come(pair(true));
 }
 
-fn bytes_come(pair: [(Rings, Bell); 2]) {
+fn bytes_come(pair: [(ByteQueues, Doorbell); 2]) {
     const TOTAL: usize = 2 * RINGS;
-    let [(mut rings, bell), (mut theirs, their_bell)] = pair;
+    let [(mut rings, doorbell), (mut theirs, their_bell)] = pair;
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
     let writer = std::thread::spawn(move || {
@@ -72,7 +72,7 @@ fn bytes_come(pair: [(Rings, Bell); 2]) {
                 Ok(bytes) => (done, len) = (done + bytes, len * 3 % 300_007 + 1),
                 Err(error) => {
                     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-                    bell.sleep(ENDLESS, Vec::new(), || rings.has_room()).unwrap();
+                    doorbell.sleep(ENDLESS, Vec::new(), || rings.has_room()).unwrap();
                 }
             }
         }
@@ -84,11 +84,11 @@ fn bytes_come(pair: [(Rings, Bell); 2]) {
 
 #[test]
 fn a_rank_that_waits_for_sockets_too_is_woken_by_one() {
-    let [(rings, bell), _] = pair(true);
+    let [(rings, doorbell), _] = pair(true);
     let (mut reader, writer) = std::io::pipe().unwrap();
     let woken = std::thread::spawn(move || {
         let socket = vec![PollFd::new(&reader, PollFlags::IN)];
-        bell.sleep(ENDLESS, socket, || rings.has_unread()).unwrap();
+        doorbell.sleep(ENDLESS, socket, || rings.has_unread()).unwrap();
         reader.read_exact(&mut [0]).unwrap();
     });
     (&writer).write_all(&[1]).unwrap();
@@ -97,19 +97,19 @@ fn a_rank_that_waits_for_sockets_too_is_woken_by_one() {
 
 #[test]
 fn a_bell_without_a_pipe_waits_for_descriptors_too() {
-    let [(rings, bell), _] = pair(false);
+    let [(rings, doorbell), _] = pair(false);
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(&[1]).unwrap();
     in_time(move || {
-        bell.sleep(ENDLESS, vec![PollFd::new(&reader, PollFlags::IN)], || rings.has_unread()).unwrap();
+        doorbell.sleep(ENDLESS, vec![PollFd::new(&reader, PollFlags::IN)], || rings.has_unread()).unwrap();
     });
 }
 
 #[test]
 fn a_bell_that_is_no_pipe_is_refused() {
-    let [a, b] = [0, 1].map(|place| Offered::new(place, 2, true).unwrap());
+    let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, true).unwrap());
     let file = tempfile::tempfile().unwrap();
-    let lie = Introduction { pipe: Some(file.as_raw_fd() as u32), ..b.introduction() };
+    let lie = SegmentHandle { pipe: Some(file.as_raw_fd() as u32), ..b.introduction() };
     assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not that of `pipe:`"));
 }
 
@@ -131,17 +131,17 @@ fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
 
 #[test]
 fn a_segment_with_another_token_is_refused() {
-    let [a, b] = [0, 1].map(|place| Offered::new(place, 2, false).unwrap());
-    let lie = Introduction { token: [9; 32], ..b.introduction() };
+    let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, false).unwrap());
+    let lie = SegmentHandle { token: [9; 32], ..b.introduction() };
     assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not the memory"));
 }
 
 #[test]
 fn an_introduction_survives_the_wire_and_zeros_are_none() {
     for has_sockets in [false, true] {
-        let introduction = Offered::new(0, 2, has_sockets).unwrap().introduction();
+        let introduction = ExportedSegment::new(0, 2, has_sockets).unwrap().introduction();
         assert_eq!(introduction.pipe.is_some(), has_sockets);
-        assert_eq!(Introduction::decode(&introduction.encode()), Some(introduction));
+        assert_eq!(SegmentHandle::decode(&introduction.encode()), Some(introduction));
     }
-    assert_eq!(Introduction::decode(&[0; INTRODUCTION]), None);
+    assert_eq!(SegmentHandle::decode(&[0; SEGMENT_HANDLE]), None);
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::symbols::{Table, Unusable, Version};
 
-/// What of the process's surroundings helps to find libraries and files of the user. The caller collects it: this crate reads no variable.
+/// Where libraries and files of the user may be, from variables that the caller reads: this crate reads none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct LibrarySearch {
     /// `VIRTUAL_ENV`: the folder of the active Python environment.
     pub virtual_env: Option<PathBuf>,
     /// `PATH`, on which a `python3` is looked for.
@@ -21,7 +21,7 @@ pub struct Surroundings {
     pub state: Option<PathBuf>,
 }
 
-impl Surroundings {
+impl LibrarySearch {
     /// Picks what is needed from the variables that `variable` looks up.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let folder = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -121,7 +121,7 @@ pub(super) fn places(
     key: &'static str,
     configured: Option<&Path>,
     names: &[&str],
-    surroundings: &Surroundings,
+    search: &LibrarySearch,
 ) -> Vec<Place> {
     if let Some(path) = configured {
         let origin = Origin::Configured(key);
@@ -133,7 +133,7 @@ pub(super) fn places(
     let mut all: Vec<Place> =
         names.iter().map(|n| Place { path: n.into(), origin: Origin::Loader }).collect();
     let mut seen = Vec::new();
-    for environment in python_environments(surroundings) {
+    for environment in python_environments(search) {
         for folder in package_folders(&environment) {
             for name in names {
                 let path = folder.join(name);
@@ -156,9 +156,9 @@ pub(super) fn places(
 }
 
 /// The environment that is active, then that of the first `python3` on the path, as a link and as what it points to.
-fn python_environments(surroundings: &Surroundings) -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> = surroundings.virtual_env.iter().cloned().collect();
-    if let Some(python) = surroundings.path.iter().map(|p| p.join("python3")).find(|p| p.is_file()) {
+fn python_environments(search: &LibrarySearch) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = search.virtual_env.iter().cloned().collect();
+    if let Some(python) = search.path.iter().map(|p| p.join("python3")).find(|p| p.is_file()) {
         let real = python.canonicalize().ok();
         for file in [Some(python), real].into_iter().flatten() {
             if let Some(prefix) = file.parent().and_then(Path::parent) {

@@ -42,7 +42,7 @@ fn both_layouts_of_a_python_environment_are_found_after_the_loader() {
     let old = tree.file("venv/lib/python3.12/site-packages/nvidia/x/lib/libx.so.12");
     let new = tree.file("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.13");
     tree.file("venv/lib/python3.12/site-packages/other/x/lib/libx.so.13");
-    let around = Surroundings { virtual_env: Some(tree.0.join("venv")), ..Surroundings::default() };
+    let around = LibrarySearch { virtual_env: Some(tree.0.join("venv")), ..LibrarySearch::default() };
     let found = places("device.x", None, &NAMES, &around);
     assert_eq!(found[0], Place { path: "libx.so.13".into(), origin: Origin::Loader });
     assert_eq!(found[1], Place { path: "libx.so.12".into(), origin: Origin::Loader });
@@ -58,7 +58,7 @@ fn the_python_on_the_path_is_followed_through_its_link() {
     fs::create_dir_all(tree.0.join("bin")).unwrap();
     std::os::unix::fs::symlink(tree.0.join("real/bin/python3"), tree.0.join("bin/python3")).unwrap();
     let around =
-        Surroundings { path: vec![tree.0.join("nowhere"), tree.0.join("bin")], ..Surroundings::default() };
+        LibrarySearch { path: vec![tree.0.join("nowhere"), tree.0.join("bin")], ..LibrarySearch::default() };
     let found = places("device.x", None, &NAMES, &around);
     assert_eq!(inside(&tree, &found).len(), 1);
     assert!(library.canonicalize().unwrap() == inside(&tree, &found)[0].canonicalize().unwrap());
@@ -68,7 +68,7 @@ fn the_python_on_the_path_is_followed_through_its_link() {
 fn a_configured_path_is_the_only_place() {
     let tree = Tree::new("configured");
     let file = tree.file("here/libx.so.12");
-    let around = Surroundings { virtual_env: Some(tree.0.clone()), ..Surroundings::default() };
+    let around = LibrarySearch { virtual_env: Some(tree.0.clone()), ..LibrarySearch::default() };
     let by_file = places("device.x", Some(&file), &NAMES, &around);
     assert_eq!(by_file, [Place { path: file, origin: Origin::Configured("device.x") }]);
     let by_folder = places("device.x", Some(&tree.0.join("here")), &NAMES, &around);
@@ -127,8 +127,8 @@ fn the_file_behind_an_address_is_known() {
 }
 
 #[test]
-fn surroundings_take_what_is_absolute_and_not_empty() {
-    let around = Surroundings::from_variables(|name| match name {
+fn a_search_takes_what_is_absolute_and_not_empty() {
+    let around = LibrarySearch::from_variables(|name| match name {
         "PATH" => Some("/a:b:/c".into()),
         "VIRTUAL_ENV" => Some(String::new()),
         "HOME" => Some("/home/x".into()),

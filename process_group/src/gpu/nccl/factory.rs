@@ -67,7 +67,7 @@ impl Obstacle {
 fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
     let libraries = match context.device {
         Some(device) => Arc::clone(device.libraries()),
-        None => Arc::new(Libraries::find(&context.config.device, context.surroundings)),
+        None => Arc::new(Libraries::find(&context.config.device, context.search)),
     };
     libraries.driver.as_ref().map_err(Clone::clone)?;
     let nccl = libraries.nccl.as_ref().map_err(Clone::clone)?;

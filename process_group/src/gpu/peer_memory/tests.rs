@@ -11,7 +11,7 @@ use super::check::check;
 use super::entry::Entry;
 use super::kernels::{Kernels, Norm, Part, Slots};
 use super::shared::{SharedMemory, Sharers};
-use crate::device::{Address, Device, DeviceBuffer, Libraries, Surroundings};
+use crate::device::{Address, Device, DeviceBuffer, Libraries, LibrarySearch};
 use crate::membership::roster::{Cpus, Member};
 use crate::membership::store::MemoryStore;
 use crate::paths::gpu::{ADD_NORM_MOST, MOST_ROW, one_shot_most};
@@ -51,8 +51,8 @@ impl Drop for EndsTheProcess {
 
 /// Runs `test` on `ranks` ranks. Each rank is a thread, and all use the first GPU.
 fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
-    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-    let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings));
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &search));
     let member = |rank: usize| Member {
         rank: Rank(rank as u32),
         local_rank: LocalRank(rank as u32),

@@ -12,7 +12,7 @@ use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
 use super::{Bound, RETRY};
 use crate::link::security::{self, Connecting, Protection};
-use crate::membership::half_open::{HalfOpen, Seat};
+use crate::membership::half_open::{AdmissionToken, HalfOpen};
 use crate::types::rank::{Epoch, Rank};
 use crate::types::sync::lock;
 
@@ -33,8 +33,8 @@ impl Acceptor {
         };
         let this = Arc::new(self);
         loop {
-            let (this, seat) = (Arc::clone(&this), Seat::default());
-            let own = seat.clone();
+            let (this, admission) = (Arc::clone(&this), AdmissionToken::default());
+            let own = admission.clone();
             let task = match listeners.accept().await {
                 Ok(Accepted::Tcp(stream, from)) => {
                     tokio::spawn(async move { report(from, this.welcome_tcp(stream, &own).await) })
@@ -51,23 +51,25 @@ impl Acceptor {
                     continue;
                 }
             };
-            evicted(half_open.push(task.abort_handle(), seat));
+            evicted(half_open.push(task.abort_handle(), admission));
         }
     }
 
-    async fn welcome_tcp(&self, stream: TcpStream, seat: &Seat) -> Result<(), HandshakeError> {
+    async fn welcome_tcp(&self, stream: TcpStream, admission: &AdmissionToken) -> Result<(), HandshakeError> {
         stream.set_nodelay(true)?;
         let here = self.prover.security.protection(stream.local_addr()?.ip());
-        self.welcome(stream, here, seat).await
+        self.welcome(stream, here, admission).await
     }
 
     async fn welcome<S: Connecting>(
         &self,
         stream: S,
         here: Protection,
-        seat: &Seat,
+        admission: &AdmissionToken,
     ) -> Result<(), HandshakeError> {
-        if let Some((id, connection)) = self.prover.accept(stream, here, self.epoch, self.me, seat).await? {
+        if let Some((id, connection)) =
+            self.prover.accept(stream, here, self.epoch, self.me, admission).await?
+        {
             lock(&self.arrivals.links).keep(id, connection);
             self.arrivals.arrived.notify_all();
         }

@@ -17,7 +17,7 @@ use super::dial::Dialler;
 use super::prove::{HandshakeError, Prover};
 use super::{Bound, unix};
 use crate::link::security::{Channel, Mismatch, Protection, Security};
-use crate::link::wire::hello::{self, CHALLENGE, HELLO, KNOCK, LinkId, REPLY};
+use crate::link::wire::hello::{self, CHALLENGE, CLIENT_PROOF, HELLO, LinkId, REPLY};
 use crate::membership::half_open::HalfOpen;
 use crate::membership::roster::Secret;
 use crate::testing::LATE;
@@ -85,13 +85,13 @@ fn with_room_for<F: Future<Output = ()>>(
     metrics::with_local_recorder(&refusals, || {
         runtime.block_on(async {
             let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
-            let door = bound.address();
+            let address = bound.address();
             let arrivals = Arc::new(Arrivals::default());
             let prover = Arc::new(prover(OURS, security));
             let acceptor = Acceptor { epoch: EPOCH, me: Rank(0), prover, arrivals: Arc::clone(&arrivals) };
             tokio::spawn(acceptor.accept(bound, half_open));
             let whole = async {
-                attack(door).await;
+                attack(address).await;
                 while counted().len() < expected.len() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
@@ -126,9 +126,9 @@ async fn dial(
     prover(secret, security).dial(stream, here, &link(epoch)).await
 }
 
-/// Says this to the door, and waits until it hangs up.
-async fn say(door: SocketAddr, words: &[u8]) {
-    let mut stream = TcpStream::connect(door).await.unwrap();
+/// Says this to the address, and waits until it hangs up.
+async fn say(address: SocketAddr, words: &[u8]) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
     // It may hang up before it has heard all.
     let _ = stream.write_all(words).await;
     let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -137,9 +137,9 @@ async fn say(door: SocketAddr, words: &[u8]) {
 #[test]
 fn who_knows_the_secret_gets_in_and_another_secret_is_refused() {
     for encryption in BOTH {
-        refuses(encryption, &["secret"], async |door| {
-            dial(door, OURS, security(encryption), EPOCH).await.expect("a link");
-            let refused = dial(door, Secret::new([8; 32]), security(encryption), EPOCH).await.unwrap_err();
+        refuses(encryption, &["secret"], async |address| {
+            dial(address, OURS, security(encryption), EPOCH).await.expect("a link");
+            let refused = dial(address, Secret::new([8; 32]), security(encryption), EPOCH).await.unwrap_err();
             assert!(matches!(refused, HandshakeError::Refused), "{refused}");
         });
     }
@@ -148,14 +148,14 @@ fn who_knows_the_secret_gets_in_and_another_secret_is_refused() {
 #[test]
 fn who_has_no_secret_is_refused_whatever_it_says() {
     for encryption in BOTH {
-        refuses(encryption, &["protocol", "protocol", "secret"], async |door| {
-            say(door, b"GET / HTTP/1.1\r\n\r\n").await;
+        refuses(encryption, &["protocol", "protocol", "secret"], async |address| {
+            say(address, b"GET / HTTP/1.1\r\n\r\n").await;
             // What an ordinary TLS client says first.
-            say(door, &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await;
-            let mut knock = [0; KNOCK];
-            let protection = security(encryption).protection(door.ip());
-            knock[..CHALLENGE].copy_from_slice(&hello::challenge(protection, &[1; 32]));
-            say(door, &knock).await;
+            say(address, &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await;
+            let mut proof = [0; CLIENT_PROOF];
+            let protection = security(encryption).protection(address.ip());
+            proof[..CHALLENGE].copy_from_slice(&hello::challenge(protection, &[1; 32]));
+            say(address, &proof).await;
         });
     }
 }
@@ -163,7 +163,7 @@ fn who_has_no_secret_is_refused_whatever_it_says() {
 #[test]
 fn a_recorded_handshake_opens_no_second_link() {
     for encryption in BOTH {
-        refuses(encryption, &["secret"], async |door| {
+        refuses(encryption, &["secret"], async |address| {
             let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let honest = async {
                 drop(
@@ -172,17 +172,17 @@ fn a_recorded_handshake_opens_no_second_link() {
                         .expect("a link"),
                 );
             };
-            let (said, ()) = tokio::join!(record(&middle, door), honest);
-            assert!(said.len() >= KNOCK + HELLO);
-            say(door, &said).await;
+            let (said, ()) = tokio::join!(record(&middle, address), honest);
+            assert!(said.len() >= CLIENT_PROOF + HELLO);
+            say(address, &said).await;
         });
     }
 }
 
 /// Passes a connection on, and returns what its maker said.
-async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
+async fn record(middle: &TcpListener, address: SocketAddr) -> Vec<u8> {
     let mut from = middle.accept().await.unwrap().0;
-    let mut to = TcpStream::connect(door).await.unwrap();
+    let mut to = TcpStream::connect(address).await.unwrap();
     let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
     let listen = async {
         let (mut said, mut bytes) = (Vec::new(), [0; 4096]);
@@ -209,26 +209,26 @@ async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
 #[test]
 fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     let on = security(EncryptionChoice::On);
-    with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |door| {
+    with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let honest = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
         let slow = async {
             let mut from = middle.accept().await.unwrap().0;
-            let mut to = TcpStream::connect(door).await.unwrap();
+            let mut to = TcpStream::connect(address).await.unwrap();
             let mut bytes = [0; CHALLENGE];
             to.read_exact(&mut bytes).await.unwrap();
             from.write_all(&bytes).await.unwrap();
-            let mut bytes = [0; KNOCK];
+            let mut bytes = [0; CLIENT_PROOF];
             from.read_exact(&mut bytes).await.unwrap();
             to.write_all(&bytes).await.unwrap();
-            // TLS begins only after the knock was right.
+            // TLS begins only after the proof was right.
             let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
             let mut first = [0; 1];
             tokio::select! {
                 _ = copy(&mut hear, &mut forth) => unreachable!("it waits for the other"),
                 read = back.read_exact(&mut first) => read.unwrap(),
             };
-            let outsiders = [outsider(door).await, outsider(door).await];
+            let outsiders = [outsider(address).await, outsider(address).await];
             answer.write_all(&first).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;
             drop(outsiders);
@@ -241,19 +241,19 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
 }
 
 /// Says nothing, and is heard.
-async fn outsider(door: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(door).await.unwrap();
+async fn outsider(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
     stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
     stream
 }
 
 #[test]
 fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
-    with_room_for(HalfOpen::at_most(1), security(EncryptionChoice::Auto), &["evicted"], async |door| {
-        let mut silent = unix::dial(door, geteuid()).unwrap().expect("a Unix socket");
+    with_room_for(HalfOpen::at_most(1), security(EncryptionChoice::Auto), &["evicted"], async |address| {
+        let mut silent = unix::dial(address, geteuid()).unwrap().expect("a Unix socket");
         silent.read_exact(&mut [0; CHALLENGE]).await.unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::Auto))));
-        let link = dialler.dial(door, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");
+        let link = dialler.dial(address, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");
         let address = rustix::net::getsockname(link.socket()).unwrap();
         assert_eq!(address.address_family(), rustix::net::AddressFamily::UNIX);
         assert_eq!(silent.read(&mut [0]).await.unwrap(), 0, "it is hung up on");
@@ -263,8 +263,8 @@ fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
 #[test]
 fn a_rank_of_another_epoch_is_refused() {
     for encryption in BOTH {
-        refuses(encryption, &["epoch"], async |door| {
-            let refused = dial(door, OURS, security(encryption), Epoch(1)).await.unwrap_err();
+        refuses(encryption, &["epoch"], async |address| {
+            let refused = dial(address, OURS, security(encryption), Epoch(1)).await.unwrap_err();
             assert!(matches!(refused, HandshakeError::Refused), "{refused}");
         });
     }
@@ -275,10 +275,10 @@ fn two_ranks_of_which_one_encrypts_are_both_told_which() {
     for (accepting, dialling) in
         [(EncryptionChoice::On, EncryptionChoice::Off), (EncryptionChoice::Off, EncryptionChoice::On)]
     {
-        refuses(accepting, &["encryption"], async |door| {
-            let refused = dial(door, OURS, security(dialling), EPOCH).await.unwrap_err();
-            let here = security(dialling).protection(door.ip());
-            let there = security(accepting).protection(door.ip());
+        refuses(accepting, &["encryption"], async |address| {
+            let refused = dial(address, OURS, security(dialling), EPOCH).await.unwrap_err();
+            let here = security(dialling).protection(address.ip());
+            let there = security(accepting).protection(address.ip());
             assert!(
                 matches!(refused, HandshakeError::Mismatch(m) if m == Mismatch { here, there }),
                 "{refused}"
@@ -295,18 +295,18 @@ fn two_ranks_of_which_one_encrypts_are_both_told_which() {
 
 #[test]
 fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
-    refuses(EncryptionChoice::On, &["intercepted"], async |door| {
+    refuses(EncryptionChoice::On, &["intercepted"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
         let intercept = async {
             let mut dialler = middle.accept().await.unwrap().0;
-            let mut acceptor = TcpStream::connect(door).await.unwrap();
+            let mut acceptor = TcpStream::connect(address).await.unwrap();
             // What is said in clear is passed on: both ends know the secret.
-            let (mut challenge, mut knock, mut reply) = ([0; CHALLENGE], [0; KNOCK], [0; REPLY]);
+            let (mut challenge, mut proof, mut reply) = ([0; CHALLENGE], [0; CLIENT_PROOF], [0; REPLY]);
             acceptor.read_exact(&mut challenge).await.unwrap();
             dialler.write_all(&challenge).await.unwrap();
-            dialler.read_exact(&mut knock).await.unwrap();
-            acceptor.write_all(&knock).await.unwrap();
+            dialler.read_exact(&mut proof).await.unwrap();
+            acceptor.write_all(&proof).await.unwrap();
             acceptor.read_exact(&mut reply).await.unwrap();
             dialler.write_all(&reply).await.unwrap();
             let own = security(EncryptionChoice::On);
@@ -331,7 +331,7 @@ fn a_rank_that_encrypts_says_nothing_to_one_who_claims_that_nobody_does() {
         let downgrade = async {
             let mut dialler = middle.accept().await.unwrap().0;
             dialler.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
-            let mut heard = vec![0; KNOCK];
+            let mut heard = vec![0; CLIENT_PROOF];
             dialler.read_exact(&mut heard).await.unwrap();
             // Whatever it answers, it does not know the secret.
             dialler.write_all(&[5; REPLY]).await.unwrap();
@@ -341,7 +341,7 @@ fn a_rank_that_encrypts_says_nothing_to_one_who_claims_that_nobody_does() {
         let (refused, heard) = tokio::join!(victim, downgrade);
         let refused = refused.unwrap_err();
         assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
-        assert_eq!(heard.len(), KNOCK, "what shows the setting, and no rank, group or epoch");
+        assert_eq!(heard.len(), CLIENT_PROOF, "what shows the setting, and no rank, group or epoch");
     });
 }
 
@@ -356,7 +356,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
                 let mut stream = impostor.accept().await.unwrap().0;
                 let protection = security(encryption).protection(at.ip());
                 stream.write_all(&hello::challenge(protection, &[1; 32])).await.unwrap();
-                stream.read_exact(&mut [0; KNOCK]).await.unwrap();
+                stream.read_exact(&mut [0; CLIENT_PROOF]).await.unwrap();
                 stream.write_all(&[5; REPLY]).await.unwrap();
                 // Until the other hangs up.
                 let _ = stream.read(&mut [0]).await;
@@ -370,7 +370,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
 
 #[test]
 fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
-    refuses(EncryptionChoice::On, &["secret"], async |door| {
+    refuses(EncryptionChoice::On, &["secret"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = middle.local_addr().unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::On))));
@@ -381,14 +381,14 @@ fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
             outsider.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
             drop(outsider);
             let (mut from, mut to) =
-                (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
+                (middle.accept().await.unwrap().0, TcpStream::connect(address).await.unwrap());
             let mut challenge = [0; CHALLENGE];
             to.read_exact(&mut challenge).await.unwrap();
             challenge[5] = Protection::Clear.byte();
             from.write_all(&challenge).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;
             let (mut from, mut to) =
-                (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
+                (middle.accept().await.unwrap().0, TcpStream::connect(address).await.unwrap());
             let _ = copy_bidirectional(&mut from, &mut to).await;
         };
         tokio::select! {
@@ -443,9 +443,9 @@ mod certificates {
     #[test]
     fn certificates_of_the_same_authority_open_a_link_and_a_wrong_secret_does_not() {
         let ours = Authority::new();
-        against(ours.certify(&ours), &["secret"], async |door| {
-            dial(door, OURS, ours.certify(&ours), EPOCH).await.expect("a link");
-            dial(door, Secret::new([8; 32]), ours.certify(&ours), EPOCH)
+        against(ours.certify(&ours), &["secret"], async |address| {
+            dial(address, OURS, ours.certify(&ours), EPOCH).await.expect("a link");
+            dial(address, Secret::new([8; 32]), ours.certify(&ours), EPOCH)
                 .await
                 .expect_err("the secret counts too");
         });
@@ -454,9 +454,9 @@ mod certificates {
     #[test]
     fn a_rank_that_another_authority_has_certified_is_refused() {
         let (ours, other) = (Authority::new(), Authority::new());
-        against(ours.certify(&ours), &["tls"], async |door| {
-            let refused = dial(door, OURS, other.certify(&ours), EPOCH).await.unwrap_err();
-            // What it is told may be lost when the door hangs up.
+        against(ours.certify(&ours), &["tls"], async |address| {
+            let refused = dial(address, OURS, other.certify(&ours), EPOCH).await.unwrap_err();
+            // What it is told may be lost when the address hangs up.
             assert!(matches!(refused, HandshakeError::Security(_) | HandshakeError::Refused), "{refused}");
         });
     }
@@ -464,8 +464,8 @@ mod certificates {
     #[test]
     fn a_rank_refuses_one_whose_authority_it_does_not_trust() {
         let (ours, other) = (Authority::new(), Authority::new());
-        against(ours.certify(&ours), &["tls"], async |door| {
-            let refused = dial(door, OURS, ours.certify(&other), EPOCH).await.unwrap_err();
+        against(ours.certify(&ours), &["tls"], async |address| {
+            let refused = dial(address, OURS, ours.certify(&other), EPOCH).await.unwrap_err();
             assert!(matches!(refused, HandshakeError::Security(_)) && refused.is_final(), "{refused}");
             assert!(refused.to_string().contains("security.ca"), "{refused}");
         });
@@ -474,8 +474,8 @@ mod certificates {
     #[test]
     fn a_rank_without_a_certificate_is_told_that_the_other_wants_one() {
         let ours = Authority::new();
-        against(ours.certify(&ours), &["encryption"], async |door| {
-            let refused = dial(door, OURS, security(EncryptionChoice::On), EPOCH).await.unwrap_err();
+        against(ours.certify(&ours), &["encryption"], async |address| {
+            let refused = dial(address, OURS, security(EncryptionChoice::On), EPOCH).await.unwrap_err();
             assert!(refused.to_string().contains("the other end encrypts with certificates"), "{refused}");
         });
     }

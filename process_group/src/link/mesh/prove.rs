@@ -8,9 +8,9 @@ use tokio::time::timeout;
 
 use crate::link::security::{Channel, Connecting, Mismatch, Protection, Security, SecurityError};
 use crate::link::wire::hello::{
-    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, Nonce, Opening, PREFACE, REPLY, WELCOME,
+    self, CHALLENGE, CLIENT_PROOF, HELLO, Hello, LinkId, Nonce, Opening, PREFACE, REPLY, WELCOME,
 };
-use crate::membership::half_open::Seat;
+use crate::membership::half_open::AdmissionToken;
 use crate::membership::roster::Secret;
 use crate::types::rank::{Epoch, Rank};
 
@@ -98,16 +98,16 @@ pub(super) struct Prover {
 
 impl Prover {
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
-    /// whether this rank is still there. Who knows the secret leaves its seat.
+    /// whether this rank is still there. Who knows the secret leaves its admission.
     pub(super) async fn accept<S: Connecting>(
         &self,
         stream: S,
         here: Protection,
         epoch: Epoch,
         me: Rank,
-        seat: &Seat,
+        admission: &AdmissionToken,
     ) -> Result<Option<(LinkId, Channel)>, HandshakeError> {
-        let handshake = timeout(self.limit, self.accept_whenever(stream, here, epoch, me, seat));
+        let handshake = timeout(self.limit, self.accept_whenever(stream, here, epoch, me, admission));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
 
@@ -117,12 +117,12 @@ impl Prover {
         here: Protection,
         epoch: Epoch,
         me: Rank,
-        seat: &Seat,
+        admission: &AdmissionToken,
     ) -> Result<Option<(LinkId, Channel)>, HandshakeError> {
         let challenge = hello::challenge(here, &random());
         stream.write_all(&challenge).await?;
-        let mut knock = [0; KNOCK];
-        let (preface, rest) = knock.split_first_chunk_mut::<PREFACE>().expect("a knock is longer");
+        let mut proof = [0; CLIENT_PROOF];
+        let (preface, rest) = proof.split_first_chunk_mut::<PREFACE>().expect("a proof is longer");
         let first = stream.read(preface).await?;
         if first == 0 {
             return Ok(None);
@@ -130,8 +130,9 @@ impl Prover {
         stream.read_exact(&mut preface[first..]).await?;
         let there = hello::read_preface(*preface).ok_or(HandshakeError::WrongVersion)?;
         stream.read_exact(rest).await?;
-        let opening = Opening::hear(&self.secret, &challenge, &knock).ok_or(HandshakeError::WrongSecret)?;
-        seat.leave();
+        let opening =
+            Opening::verify_client(&self.secret, &challenge, &proof).ok_or(HandshakeError::WrongSecret)?;
+        admission.leave();
         // Also to one with other settings, who can then say so too.
         stream.write_all(&opening.reply(&self.secret)).await?;
         Security::agree(here, there)?;
@@ -172,9 +173,9 @@ impl Prover {
         stream.read_exact(&mut challenge).await?;
         let preface = *challenge.first_chunk().expect("a challenge is longer");
         let there = hello::read_preface(preface).ok_or(HandshakeError::WrongVersion)?;
-        let (knock, opening) = Opening::knock(&self.secret, &challenge, here, &random());
+        let (proof, opening) = Opening::prove_client(&self.secret, &challenge, here, &random());
         // Also to one with other settings, who can then say so too.
-        stream.write_all(&knock).await?;
+        stream.write_all(&proof).await?;
         let mut reply = [0; REPLY];
         stream.read_exact(&mut reply).await.map_err(HandshakeError::while_waiting)?;
         if !opening.is_reply(&self.secret, &reply) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! acceptor → dialler   challenge  "RYZL" version protection(1) 0 0  nonce_a(32)                                40 bytes
-//! dialler  → acceptor  knock      "RYZL" version protection(1) 0 0  nonce_d(32)  mac(32)                       72 bytes
+//! dialler  → acceptor  proof      "RYZL" version protection(1) 0 0  nonce_d(32)  mac(32)                       72 bytes
 //! acceptor → dialler   reply      mac(32)                                                                      32 bytes
 //!                      TLS 1.3, if both ends say that they encrypt
 //! dialler  → acceptor  hello      epoch(8) group(32) from(4) to(4) mac(32)                                     80 bytes
@@ -26,7 +26,7 @@ const MAGIC: [u8; 5] = *b"RYZL\x0c";
 pub(crate) const PREFACE: usize = 8;
 
 pub(crate) const CHALLENGE: usize = 40;
-pub(crate) const KNOCK: usize = 72;
+pub(crate) const CLIENT_PROOF: usize = 72;
 pub(crate) const REPLY: usize = 32;
 pub(crate) const HELLO: usize = 80;
 pub(crate) const WELCOME: usize = 32;
@@ -82,7 +82,7 @@ pub(crate) fn read_preface(bytes: [u8; PREFACE]) -> Option<Protection> {
     is_ours.then(|| Protection::from_byte(bytes[5])).flatten()
 }
 
-/// What both ends have said in clear: the challenge, and the knock that answers it.
+/// What both ends have said in clear: the challenge, and the proof that answers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Opening([u8; 2 * CHALLENGE]);
 
@@ -94,31 +94,35 @@ impl Opening {
         Self(bytes)
     }
 
-    /// The dialler's, with the knock that it sends.
-    pub(crate) fn knock(
+    /// The dialler's, with the proof that it sends.
+    pub(crate) fn prove_client(
         secret: &Secret,
         challenge: &[u8; CHALLENGE],
         protection: Protection,
         nonce: &Nonce,
-    ) -> ([u8; KNOCK], Self) {
+    ) -> ([u8; CLIENT_PROOF], Self) {
         // The same form as a challenge, in the other direction.
         let opening = Self::new(challenge, &self::challenge(protection, nonce));
-        let mut bytes = [0; KNOCK];
+        let mut bytes = [0; CLIENT_PROOF];
         bytes[..CHALLENGE].copy_from_slice(&opening.0[CHALLENGE..]);
-        bytes[CHALLENGE..].copy_from_slice(&mac(secret, &[b"knock", &opening.0]).finalize().into_bytes());
+        bytes[CHALLENGE..].copy_from_slice(&mac(secret, &[b"proof", &opening.0]).finalize().into_bytes());
         (bytes, opening)
     }
 
-    /// The acceptor's, from the knock that it got. `None` when the dialler does not know the secret.
-    pub(crate) fn hear(secret: &Secret, challenge: &[u8; CHALLENGE], knock: &[u8; KNOCK]) -> Option<Self> {
-        let (said, proof) = knock.split_at(CHALLENGE);
+    /// The acceptor's, from the proof that it got. `None` when the dialler does not know the secret.
+    pub(crate) fn verify_client(
+        secret: &Secret,
+        challenge: &[u8; CHALLENGE],
+        proof: &[u8; CLIENT_PROOF],
+    ) -> Option<Self> {
+        let (said, proof) = proof.split_at(CHALLENGE);
         let opening = Self::new(challenge, said);
         // Compares in constant time.
-        mac(secret, &[b"knock", &opening.0]).verify_slice(proof).ok()?;
+        mac(secret, &[b"proof", &opening.0]).verify_slice(proof).ok()?;
         Some(opening)
     }
 
-    /// The acceptor's proof that it has heard the knock, and has said the challenge that the dialler heard.
+    /// The acceptor's proof that it has heard the proof, and has said the challenge that the dialler heard.
     pub(crate) fn reply(&self, secret: &Secret) -> [u8; REPLY] {
         mac(secret, &[b"reply", &self.0]).finalize().into_bytes().into()
     }
@@ -129,7 +133,7 @@ impl Opening {
     }
 }
 
-/// What a dialler says inside the channel, once it has knocked: which link it wants.
+/// What a dialler says inside the channel, once it has proved itself: which link it wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello(pub(crate) LinkId);
 
@@ -202,7 +206,7 @@ mod tests {
     }
 
     fn opening(secret: &Secret) -> Opening {
-        Opening::knock(secret, &challenge(ENCRYPTED, &[1; 32]), ENCRYPTED, &[2; 32]).1
+        Opening::prove_client(secret, &challenge(ENCRYPTED, &[1; 32]), ENCRYPTED, &[2; 32]).1
     }
 
     #[test]
@@ -210,9 +214,9 @@ mod tests {
         let secret = Secret::new([7; 32]);
         let challenge = challenge(ENCRYPTED, &[1; 32]);
         assert_eq!(read_preface(*challenge.first_chunk().unwrap()), Some(ENCRYPTED));
-        let (knock, dialling) = Opening::knock(&secret, &challenge, Protection::Clear, &[2; 32]);
-        assert_eq!(read_preface(*knock.first_chunk().unwrap()), Some(Protection::Clear));
-        let accepting = Opening::hear(&secret, &challenge, &knock).unwrap();
+        let (proof, dialling) = Opening::prove_client(&secret, &challenge, Protection::Clear, &[2; 32]);
+        assert_eq!(read_preface(*proof.first_chunk().unwrap()), Some(Protection::Clear));
+        let accepting = Opening::verify_client(&secret, &challenge, &proof).unwrap();
         assert_eq!(accepting, dialling);
         assert!(dialling.is_reply(&secret, &accepting.reply(&secret)));
         let hello = hello();
@@ -226,19 +230,22 @@ mod tests {
     fn another_secret_another_challenge_or_a_changed_bit_of_a_knock_is_refused() {
         let secret = Secret::new([7; 32]);
         let challenge = challenge(ENCRYPTED, &[1; 32]);
-        let (good, _) = Opening::knock(&secret, &challenge, ENCRYPTED, &[2; 32]);
-        assert!(Opening::hear(&Secret::new([8; 32]), &challenge, &good).is_none());
+        let (good, _) = Opening::prove_client(&secret, &challenge, ENCRYPTED, &[2; 32]);
+        assert!(Opening::verify_client(&Secret::new([8; 32]), &challenge, &good).is_none());
         let later = super::challenge(ENCRYPTED, &[9; 32]);
-        assert!(Opening::hear(&secret, &later, &good).is_none(), "a recorded knock opens no second link");
+        assert!(
+            Opening::verify_client(&secret, &later, &good).is_none(),
+            "a recorded proof opens no second link"
+        );
         let weaker = super::challenge(Protection::Clear, &[1; 32]);
         assert!(
-            Opening::hear(&secret, &weaker, &good).is_none(),
+            Opening::verify_client(&secret, &weaker, &good).is_none(),
             "nobody can change what the acceptor has said"
         );
-        for bit in 0..KNOCK * 8 {
+        for bit in 0..CLIENT_PROOF * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Opening::hear(&secret, &challenge, &bad).is_none(), "bit {bit}");
+            assert!(Opening::verify_client(&secret, &challenge, &bad).is_none(), "bit {bit}");
         }
     }
 
@@ -246,11 +253,11 @@ mod tests {
     fn another_secret_another_opening_the_knock_itself_or_a_changed_bit_is_no_reply() {
         let secret = Secret::new([7; 32]);
         let challenge = challenge(ENCRYPTED, &[1; 32]);
-        let (knock, mine) = Opening::knock(&secret, &challenge, ENCRYPTED, &[2; 32]);
+        let (proof, mine) = Opening::prove_client(&secret, &challenge, ENCRYPTED, &[2; 32]);
         let good = mine.reply(&secret);
         assert!(!mine.is_reply(&Secret::new([8; 32]), &good));
         assert!(!Opening([9; 80]).is_reply(&secret, &good));
-        assert!(!mine.is_reply(&secret, knock.last_chunk().unwrap()), "sent back");
+        assert!(!mine.is_reply(&secret, proof.last_chunk().unwrap()), "sent back");
         for bit in 0..REPLY * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);

@@ -4,8 +4,8 @@
 //! the entries takes none either: a rank can be asked for its record while its calls are blocked.
 
 mod activity;
+mod call_history;
 mod record;
-mod ring;
 mod slot;
 
 /// What a slot is made of; under loom, something else.
@@ -31,8 +31,8 @@ use crate::stream::Status;
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
 pub use activity::{CurrentCall, GroupActivity};
+pub(crate) use call_history::{CallHistory, Recorder};
 pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
-pub(crate) use ring::{Recorder, Ring};
 
 /// How long a rank whose group has failed waits until its record is written.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ struct Inner {
 /// A group that records show.
 #[derive(Clone)]
 struct Shown {
-    ring: Arc<Ring>,
+    ring: Arc<CallHistory>,
     profile: Arc<Profile>,
     /// Of a group on a GPU.
     status: Option<Arc<Status>>,
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Shown {
 
 impl Shown {
     fn activity(&self, now: Instant) -> GroupActivity {
-        let activity = self.ring.activity(ring::unix_ns(now), self.profile.summary());
+        let activity = self.ring.activity(call_history::unix_ns(now), self.profile.summary());
         let pending = self.status.as_ref().and_then(|status| status.pending());
         match pending {
             Some(pending) => activity.with_pending(&pending, now),
@@ -97,7 +97,7 @@ impl FlightRecorder {
     }
 
     /// Shows a group in records for as long as it lives, and the newest [`MOST_FAILED`] of those that have failed.
-    pub(crate) fn add(&self, ring: &Arc<Ring>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
+    pub(crate) fn add(&self, ring: &Arc<CallHistory>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
         self.groups();
         let (ring, profile) = (Arc::clone(ring), Arc::clone(profile));
         lock(&self.0.groups).push(Shown { ring, profile, status: status.cloned() });
@@ -126,7 +126,7 @@ impl FlightRecorder {
     /// A copy of what is recorded now.
     pub fn record(&self) -> FlightRecord {
         let groups = self.groups().iter().map(|shown| shown.ring.record()).collect();
-        FlightRecord { dumped_ns: ring::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
+        FlightRecord { dumped_ns: call_history::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
     /// The folder of `profile.trace_dir`, which a record is written to when a group fails.

@@ -99,15 +99,15 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use ryzanstein_config::DeviceConfig;
-    use ryzanstein_process_group::device::{Libraries, Surroundings, compile_for};
+    use ryzanstein_process_group::device::{Libraries, LibrarySearch, compile_for};
 
     use super::*;
 
     #[test]
     #[ignore = "needs NVRTC, not a GPU"]
     fn every_source_compiles_for_every_type_and_a_choice_of_heads() {
-        let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
-        let libraries = Libraries::find(&DeviceConfig::default(), &surroundings);
+        let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+        let libraries = Libraries::find(&DeviceConfig::default(), &search);
         let nvrtc = &libraries.nvrtc.as_ref().unwrap().functions;
         let types = [DType::F32, DType::F16, DType::BF16];
         let mut sources = Vec::new();

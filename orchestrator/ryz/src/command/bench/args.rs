@@ -76,8 +76,8 @@ pub(crate) struct Args {
     /// judged
     #[arg(long)]
     pub(super) strict: bool,
-    /// Compare variants side by side, in turns: algorithm, protocol, backend, copies, start, or overlap of a backward pass with the
-    /// reduction of its gradients
+    /// Compare variants side by side, in turns, each in ranks of its own; overlap compares sizes of gradient buckets behind a backward
+    /// pass
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["compare", "strict"])]
     pub(super) vary: Option<VaryChoice>,
     /// The variant that these ranks are
@@ -169,7 +169,7 @@ impl Args {
         }))
     }
 
-    /// What is measured in place of rows of the collectives that the flags name, or in addition to them.
+    /// What to measure: the collectives that the flags name, or a suite.
     pub(super) fn suite(&self) -> Suite {
         match self.vary {
             Some(VaryChoice::Overlap) => Suite::Overlap,
@@ -199,11 +199,12 @@ impl Args {
 
     /// Refuses formats and flags that do not apply to what was asked for.
     pub(super) fn check_flags(&self) -> Result<(), Error> {
-        let is_sized =
-            [self.min_bytes.is_some(), self.max_bytes.is_some(), self.factor.is_some(), self.sizes.is_some()];
         let given = [
             ("--op", self.op != "all_reduce"),
-            ("sizes", is_sized.contains(&true)),
+            ("--min-bytes", self.min_bytes.is_some()),
+            ("--max-bytes", self.max_bytes.is_some()),
+            ("--factor", self.factor.is_some()),
+            ("--sizes", self.sizes.is_some()),
             ("--dtype", self.dtype != DType::F32),
             ("--reduction", self.reduction != ReduceOp::Sum),
             ("--warmup", self.warmup.is_some()),
@@ -213,10 +214,10 @@ impl Args {
         ];
         if let Some((flag, _)) = given.iter().find(|(_, given)| *given && self.suite() == Suite::Overlap) {
             return Err(Error::Configuration(format!(
-                "--vary overlap: it all-reduces the f32 gradients of one model, so {flag} cannot be chosen; omit it"
+                "--vary overlap does not take {flag}: it always reduces the same f32 gradients; omit it"
             )));
         }
-        if self.vary.is_none() || matches!(self.format, OutputFormat::Json | OutputFormat::Table) {
+        if self.variants().is_none() || matches!(self.format, OutputFormat::Json | OutputFormat::Table) {
             return Ok(());
         }
         let told = "--vary: variants are shown as a table or as lines of JSON; use --format table or json";
@@ -260,9 +261,11 @@ fn operations(text: &str) -> Result<Vec<CollectiveForm>, Error> {
         return Ok(Collective::ALL.map(CollectiveForm::from).to_vec());
     }
     let parse = |name: &str| {
-        name.trim()
-            .parse()
-            .map_err(|error: UnknownCollective| Error::Configuration(format!("--op {text}: {error}")))
+        name.trim().parse().map_err(|error: UnknownCollective| {
+            Error::Configuration(format!(
+                "--op {text}: {error}; the first seven also with _into, out of place"
+            ))
+        })
     };
     text.split(',').map(parse).collect()
 }

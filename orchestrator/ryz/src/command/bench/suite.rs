@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::bail;
-use ryzanstein_benches::communication::Surroundings;
+use ryzanstein_benches::communication::JobContext;
 use ryzanstein_benches::measure::Collective;
 use ryzanstein_benches::suite::Request;
 use ryzanstein_benches::suite::overlap::{self, OverlapRequest};
@@ -87,14 +87,14 @@ impl Suite {
         iterations: Option<usize>,
         link_gbs: Option<f64>,
         on_row: impl FnMut(&StepRow),
-    ) -> Result<Option<(Vec<StepRow>, Surroundings)>, ModelError> {
+    ) -> Result<Option<(Vec<StepRow>, JobContext)>, ModelError> {
         let group = orchestrator.manager().world();
         if self != Self::LatencyTargets || group.world_size() < 2 {
             return Ok(None);
         }
         let request = step_request(iterations, group.memory());
         let rows = steps::run(orchestrator, &request, on_row)?;
-        Ok(Some((rows, steps::surroundings(orchestrator, link_gbs))))
+        Ok(Some((rows, steps::job_context(orchestrator, link_gbs))))
     }
 }
 

@@ -12,7 +12,7 @@ use ryzanstein_orchestrator::VERSION;
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::plural;
 use ryzanstein_orchestrator::table::{Screen, wrap};
-use ryzanstein_process_group::device::{Libraries, Surroundings};
+use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 use ryzanstein_process_group::{BackendKind, Error};
 
 use super::args::{Args, OutputFormat};
@@ -94,8 +94,8 @@ impl<'a> Comparison<'a> {
         }
         let environment = settings::environment();
         let gpus = || {
-            let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
-            Libraries::find(&config.device, &surroundings).device_count().unwrap_or(0) as usize
+            let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
+            Libraries::find(&config.device, &search).device_count().unwrap_or(0) as usize
         };
         let wanted = config.process_group.backend;
         let (backend, gpus) = match (wanted, vary) {

@@ -58,7 +58,7 @@ fn infiniband(network: &Network) -> Vec<Finding> {
         new("infiniband", Status::Warning, seen)
             .of(&port.name)
             .because("an inactive port carries no data: no cable, no switch, or no subnet manager")
-            .remedy("inspect it with ibstat; exclude it with nccl.infiniband_devices")
+            .remedy("inspect it with ibstat; exclude it with NCCL_IB_HCA, such as ^mlx5_4")
     });
     ports.collect()
 }

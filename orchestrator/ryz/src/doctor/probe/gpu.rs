@@ -2,7 +2,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::device::{DeviceInfo, Libraries, Surroundings};
+use ryzanstein_process_group::device::{DeviceInfo, Libraries, LibrarySearch};
 use ryzanstein_process_group::nvml::Nvml;
 
 use super::{names, pci, process};
@@ -34,7 +34,7 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> GpuFacts
 /// # Errors
 /// [`ProbeError::Device`] when CUDA cannot be used.
 pub fn visible_gpus(config: &DeviceConfig) -> Result<Vec<VisibleGpu>, ProbeError> {
-    let libraries = Libraries::find(config, &Surroundings::default());
+    let libraries = Libraries::find(config, &LibrarySearch::default());
     let all = DeviceInfo::all(&libraries)?;
     Ok(all.into_iter().map(|gpu| VisibleGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
 }

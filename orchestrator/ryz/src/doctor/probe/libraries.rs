@@ -1,13 +1,13 @@
 use ryzanstein_config::Config;
-use ryzanstein_process_group::device::{Found, Libraries, Missing, Surroundings};
+use ryzanstein_process_group::device::{Found, Libraries, LibrarySearch, Missing};
 
 use crate::doctor::ProbeError;
 use crate::doctor::facts::{FoundLibrary, Library};
 use ryzanstein_orchestrator::rendezvous::Environment;
 
 pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> {
-    let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
-    let found = Libraries::find(&config.device, &surroundings);
+    let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
+    let found = Libraries::find(&config.device, &search);
     vec![
         library("cuda_driver", "everything on a GPU", &found.driver),
         library("nccl", "collectives between GPUs", &found.nccl),

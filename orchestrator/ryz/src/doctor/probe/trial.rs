@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config, Timeout};
-use ryzanstein_process_group::device::Surroundings;
+use ryzanstein_process_group::device::LibrarySearch;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
 
 use super::process;
@@ -58,12 +58,12 @@ pub fn try_all_reduce(
     own.process_group.timeout = PATIENCE;
     own.rendezvous.timeout = PATIENCE;
     // Ranks of a job find libraries installed by pip through these variables.
-    let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
+    let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
     let threads: Vec<JoinHandle<_>> = MemoryRendezvous::new(ranks)
         .into_iter()
         .map(|rendezvous| {
-            let (config, surroundings) = (own.clone(), surroundings.clone());
-            std::thread::spawn(move || one_rank(&config, &rendezvous, &surroundings))
+            let (config, search) = (own.clone(), search.clone());
+            std::thread::spawn(move || one_rank(&config, &rendezvous, &search))
         })
         .collect();
     let outcomes: Vec<Result<TrialOutcome, TrialError>> =
@@ -77,9 +77,9 @@ pub fn try_all_reduce(
 fn one_rank(
     config: &Config,
     rendezvous: &MemoryRendezvous,
-    surroundings: &Surroundings,
+    search: &LibrarySearch,
 ) -> Result<TrialOutcome, ryzanstein_process_group::Error> {
-    let mut manager = ProcessGroupManager::initialize_with(config, rendezvous, surroundings)?;
+    let mut manager = ProcessGroupManager::initialize_with(config, rendezvous, search)?;
     let ready_ms = manager.init_time().as_secs_f64() * 1e3;
     let (backend, reason) = (manager.backend().to_string(), manager.backend_reason().to_owned());
     let group = manager.world();
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_trial_looks_for_nccl_where_ranks_do() {
-        let nothing = Libraries::find(&DeviceConfig::default(), &Surroundings::default());
+        let nothing = Libraries::find(&DeviceConfig::default(), &LibrarySearch::default());
         if nothing.nccl.is_ok() {
             // The loader knows one, and no other place is looked at.
             return;
@@ -153,7 +153,7 @@ mod tests {
         std::fs::write(&nccl, "no library").expect("written");
         let mut config = Config::default();
         config.device.cuda = Some(driver(folder.path()));
-        if Libraries::find(&config.device, &Surroundings::default()).driver.is_err() {
+        if Libraries::find(&config.device, &LibrarySearch::default()).driver.is_err() {
             // No library can be opened from this folder.
             return;
         }

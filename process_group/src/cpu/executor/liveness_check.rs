@@ -19,7 +19,7 @@ const MOST: usize = 32;
 
 /// The peers that a call looks at.
 #[derive(Default)]
-pub(super) struct Vigil(Vec<Watched>);
+pub(super) struct LivenessCheck(Vec<Watched>);
 
 struct Watched {
     peer: Peer,
@@ -28,7 +28,7 @@ struct Watched {
     told: bool,
 }
 
-impl Vigil {
+impl LivenessCheck {
     /// The peers whose processes do not respond.
     fn silent(&self) -> impl Iterator<Item = Peer> {
         self.0.iter().filter(|watched| watched.pulse.is_silent()).map(|watched| watched.peer)
@@ -37,11 +37,11 @@ impl Vigil {
 
 impl Run<'_> {
     /// Looks at the peers, and says when one stops responding, or responds again.
-    pub(super) fn look_after_peers(&self, vigil: &mut Vigil, liveness: &Liveness) {
-        if vigil.0.is_empty() {
-            vigil.0 = self.watched(liveness);
+    pub(super) fn look_after_peers(&self, liveness_check: &mut LivenessCheck, liveness: &Liveness) {
+        if liveness_check.0.is_empty() {
+            liveness_check.0 = self.watched(liveness);
         }
-        for Watched { peer, pulse, told } in &mut vigil.0 {
+        for Watched { peer, pulse, told } in &mut liveness_check.0 {
             if pulse.is_silent() == *told {
                 continue;
             }
@@ -82,9 +82,14 @@ impl Run<'_> {
     }
 
     /// The error at the deadline: names a peer whose process does not respond, if that explains who is missing.
-    pub(super) fn timeout(&self, vigil: &Vigil, waited: Duration, missing: Vec<Rank>) -> Error {
+    pub(super) fn timeout(
+        &self,
+        liveness_check: &LivenessCheck,
+        waited: Duration,
+        missing: Vec<Rank>,
+    ) -> Error {
         let what = format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence);
-        let silent = blame::unresponsive(vigil.silent().map(|peer| self.name(peer)), &missing);
+        let silent = blame::unresponsive(liveness_check.silent().map(|peer| self.name(peer)), &missing);
         match self.links.pairs().find(|(_, link)| Some(link.rank()) == silent) {
             Some((_, link)) => {
                 let Member { rank, host, pid, .. } = link.peer.clone();

@@ -24,13 +24,13 @@ const ASLEEP: usize = 64;
 
 /// What the peers ring when they have written, or made room.
 #[derive(Debug)]
-pub(in crate::cpu) struct Bell {
+pub(in crate::cpu) struct Doorbell {
     segment: Arc<Segment>,
     /// Its ends for reading and for writing: without a writer it would always have news.
     pipe: Option<(OwnedFd, OwnedFd)>,
 }
 
-impl Bell {
+impl Doorbell {
     /// The longest sleep: so often a rank looks at its sockets, which tell when a peer has gone.
     pub(in crate::cpu) const NAP: Duration = Duration::from_millis(10);
 
@@ -84,7 +84,7 @@ impl Bell {
     }
 }
 
-/// Rings a peer's bell.
+/// ByteQueues a peer's doorbell.
 #[derive(Debug)]
 pub(in crate::cpu) struct Waker {
     segment: Arc<Segment>,

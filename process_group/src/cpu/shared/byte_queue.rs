@@ -1,6 +1,6 @@
 //! Bytes from one rank to another through a segment, in order.
 //!
-//! Each rank has a segment of its own: a [bell](super::bell), and a ring for each rank of its host that writes to it. Positions only
+//! Each rank has a segment of its own: a [doorbell](super::doorbell), and a ring for each rank of its host that writes to it. Positions only
 //! grow; each end keeps its own to itself and publishes it, and believes of the other's only what can be true.
 
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
 
-use super::bell::Waker;
+use super::doorbell::Waker;
 use super::segment::Segment;
 
 /// Where the control blocks of the rings begin.
@@ -58,7 +58,7 @@ impl Layout {
 
 /// The ring from one rank to another, seen from either end.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct ByteQueue {
     pub(super) segment: Arc<Segment>,
     pub(super) control: usize,
     data: usize,
@@ -69,7 +69,7 @@ pub(super) struct Ring {
     seen_read: u64,
 }
 
-impl Ring {
+impl ByteQueue {
     fn new(segment: &Arc<Segment>, layout: Layout, writer: usize) -> Self {
         let (control, data) = (Layout::control(writer), layout.data(writer));
         Self {
@@ -154,20 +154,24 @@ impl Ring {
 
 /// Both directions between this rank and another.
 #[derive(Debug)]
-pub(in crate::cpu) struct Rings {
-    pub(super) out: Ring,
-    pub(super) into: Ring,
+pub(in crate::cpu) struct ByteQueues {
+    pub(super) out: ByteQueue,
+    pub(super) into: ByteQueue,
     waker: Waker,
 }
 
-impl Rings {
+impl ByteQueues {
     /// Between `me`, who owns `mine`, and `peer`, whom `waker` wakes: their places on the host.
     pub(super) fn new(
         layout: Layout,
         (me, mine): (usize, &Arc<Segment>),
         (peer, waker): (usize, Waker),
     ) -> Self {
-        Self { out: Ring::new(waker.segment(), layout, me), into: Ring::new(mine, layout, peer), waker }
+        Self {
+            out: ByteQueue::new(waker.segment(), layout, me),
+            into: ByteQueue::new(mine, layout, peer),
+            waker,
+        }
     }
 
     /// Writes two pieces, in order, as far as there is room.
@@ -216,7 +220,7 @@ impl Rings {
         }
         // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a short
         // read, so it is left out where a full ring is unlikely. A writer that has just filled this one is seen at the next read, and
-        // looks itself after `Bell::NAP`.
+        // looks itself after `Doorbell::NAP`.
         if there >= self.into.capacity / 2 {
             fence(SeqCst);
             if self.into.starved().load(Relaxed) != 0 {

@@ -24,7 +24,7 @@ const NEWEST: u64 = 4096;
 
 /// What is shared by the group and whoever reads its record.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct CallHistory {
     name: String,
     members: Vec<Rank>,
     slots: Box<[Slot]>,
@@ -33,7 +33,7 @@ pub(crate) struct Ring {
     failure: OnceLock<Failure>,
 }
 
-impl Ring {
+impl CallHistory {
     pub(super) fn has_failed(&self) -> bool {
         self.failure.get().is_some()
     }
@@ -149,7 +149,7 @@ fn path_of(number: u8) -> Option<Path> {
 /// The one thread's end of a ring.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    ring: Arc<Ring>,
+    ring: Arc<CallHistory>,
     /// When the process first asked for the time, by both clocks.
     anchor: (Instant, u64),
     /// Calls that have ended.
@@ -160,7 +160,7 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// Keeps this many calls; 0 keeps none.
     pub(crate) fn new(name: &str, members: &[Rank], capacity: usize) -> Self {
-        let ring = Arc::new(Ring {
+        let ring = Arc::new(CallHistory {
             name: name.to_owned(),
             members: members.to_vec(),
             slots: (0..capacity).map(|_| Slot::default()).collect(),
@@ -170,7 +170,7 @@ impl Recorder {
         Self { ring, anchor: anchor(), ended: 0, begun: 0 }
     }
 
-    pub(crate) const fn ring(&self) -> &Arc<Ring> {
+    pub(crate) const fn ring(&self) -> &Arc<CallHistory> {
         &self.ring
     }
 
