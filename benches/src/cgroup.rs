@@ -1,8 +1,8 @@
-//! The limits of this process's cgroup: the least over the group and its ancestors.
+//! The limits of this process's cgroup: the minimum over the group and its ancestors.
 
 use std::path::{Path, PathBuf};
 
-/// The CPU quota, in CPUs, and the memory limit, in bytes; `None` without limit.
+/// Returns the CPU quota, in CPUs, and the memory limit, in bytes; `None` without limit.
 pub fn limits() -> (Option<f64>, Option<u64>) {
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     let least = |controller: &str, limit: &dyn Fn(&Path) -> Option<f64>| {
@@ -23,12 +23,12 @@ pub fn limits() -> (Option<f64>, Option<u64>) {
     (processors, memory.map(|bytes| bytes as u64))
 }
 
-/// The trimmed text of a file in `/proc` or `/sys`; `None` if it cannot be read.
+/// Returns the trimmed text of a file in `/proc` or `/sys`; `None` if it cannot be read.
 pub fn read(path: impl AsRef<Path>) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The folders of a controller that apply to a process with this `/proc/self/cgroup`, innermost first.
+/// Returns the folders of a controller that apply to a process with this `/proc/self/cgroup`, innermost first.
 fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for line in groups.lines() {
@@ -49,14 +49,14 @@ fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
     all
 }
 
-/// `50000 100000` is half a CPU; `max 100000` is no limit.
+/// Parses `cpu.max`: `50000 100000` is half a CPU; `max 100000` is no limit.
 fn cpu_max(text: &str) -> Option<f64> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
     (period > 0.0).then_some(quota / period)
 }
 
-/// `max`, and the number near 2⁶³ that older kernels write, mean no limit.
+/// Parses a memory limit: `max`, and the number near 2⁶³ that older kernels write, mean no limit.
 fn memory_max(text: &str) -> Option<u64> {
     text.parse().ok().filter(|bytes| *bytes < 1 << 62)
 }

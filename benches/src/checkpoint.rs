@@ -14,7 +14,7 @@ pub const FILE: &str = "model.safetensors";
 /// Bytes per write; a checkpoint is longer.
 pub const PIECE: usize = 8 << 20;
 
-/// Names and shapes, in the order of the file.
+/// Returns names and shapes, in the order of the file.
 fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
     let mut all = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, HIDDEN])];
     for layer in 0..layers {
@@ -39,7 +39,7 @@ fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
 /// Writes `config.json` and the weights: 436 MB per layer, plus 0.5 GB.
 ///
 /// # Errors
-/// The operating system's, when the folder is not writable or full.
+/// Returns the operating system's error when the folder is not writable or full.
 pub fn write(folder: &Path, layers: usize) -> io::Result<()> {
     let config = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16",

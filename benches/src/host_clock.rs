@@ -1,4 +1,4 @@
-//! Measures how long calls on GPU memory take on the host.
+//! Measures the host time of calls on GPU memory.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use crate::measure::{Bench, Call, CallBuffers, Collective, Gpu, Sample};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
-/// Untimed calls on small buffers at the start of each run: the first calls after a pause find cold caches.
+/// Untimed calls on small buffers at the start of each run, because the first calls after a pause find cold caches.
 const LEAD_IN: usize = 16;
-/// f32 elements of those buffers, per rank.
+/// Number of f32 elements of those buffers, per rank.
 const SMALL: usize = 64;
 
-/// Times the host only: how long calls in a row take to return.
+/// Times the host only: the time until consecutive calls return.
 #[derive(Debug)]
 pub struct HostClock {
     gpu: Gpu,
@@ -21,10 +21,10 @@ pub struct HostClock {
 }
 
 impl HostClock {
-    /// For calls of this operation in a group of `world_size` ranks on this GPU's stream.
+    /// Creates a clock for calls of this operation in a group of `world_size` ranks on this GPU's stream.
     ///
     /// # Errors
-    /// Those of the GPU.
+    /// Returns the errors of the GPU.
     pub fn new(device: Device, what: Collective, world_size: usize) -> Result<Self, Error> {
         let zeros = || DeviceBuffer::from_slice(&device, &vec![0f32; SMALL * world_size]);
         let input = what.is_out_of_place().then(zeros).transpose()?;

@@ -1,4 +1,5 @@
-//! The latency-target benchmark suite, which `ryz bench` runs, and what the programs compared with peers share.
+//! The latency-target benchmark suite, which `ryz bench` runs, and the shared parts of the programs that are compared with
+//! peers.
 //!
 //! [`measure`] times one collective and compares every value; [`suite`] runs many, compares them with the documented targets and
 //! reports.

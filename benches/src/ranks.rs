@@ -1,4 +1,4 @@
-//! Ranks as processes, which are the same program under `ryz launch`, and as threads.
+//! Ranks as processes of the same program under `ryz launch`, and as threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use ryzanstein_config::{Config, ConfigError, Sources};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
-/// Why ranks could not be started, or failed.
+/// The reason why ranks could not be started, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RanksError {
     /// `ryz` is not in the folder of this program.
@@ -31,7 +31,7 @@ pub enum RanksError {
     Group(#[from] ryzanstein_process_group::Error),
 }
 
-/// A command that starts this program as `world_size` ranks on `backend`, with the arguments that are added to it.
+/// Returns a command that starts this program as `world_size` ranks on `backend`, with the arguments that are added to it.
 ///
 /// # Errors
 /// [`RanksError::NoRyz`] when `ryz` is not in the folder of this program.
@@ -47,19 +47,19 @@ pub fn command(world_size: usize, backend: &str) -> Result<Command, RanksError> 
     Ok(command)
 }
 
-/// The numbers of a list with commas between them.
+/// Parses numbers separated by commas.
 ///
 /// # Errors
-/// Names what is not a number.
+/// Names the text that is not a number.
 pub fn numbers(text: &str) -> anyhow::Result<Vec<usize>> {
     text.split(',').map(|part| part.parse().with_context(|| format!("`{part}` is not a number"))).collect()
 }
 
-/// The main function of a program that starts itself as ranks on GPUs, one for each of `world_size`. It passes its arguments on to
-/// the ranks, each of which calls `rank`.
+/// Runs the main function of a program that starts itself as ranks on GPUs, one for each of `world_size`. It passes its
+/// arguments on to the ranks, each of which calls `rank`.
 ///
 /// # Errors
-/// Those of the three functions; [`RanksError`] when the ranks do not start or fail.
+/// Returns the errors of the three functions; [`RanksError`] when the ranks do not start or fail.
 pub fn main_on_gpus<O>(
     options: impl Fn(&[String]) -> anyhow::Result<O>,
     world_size: impl Fn(&O) -> usize,
@@ -75,7 +75,7 @@ pub fn main_on_gpus<O>(
     Ok(run(command(world_size, "nccl")?.args(arguments))?)
 }
 
-/// Runs such a command to its end.
+/// Runs a command from [`command`] to its end.
 ///
 /// # Errors
 /// [`RanksError::Failed`] when a rank fails.
@@ -84,13 +84,13 @@ pub fn run(command: &mut Command) -> Result<(), RanksError> {
     if status.success() { Ok(()) } else { Err(RanksError::Failed(status)) }
 }
 
-/// Runs `rank` on `world_size` threads, each of them a rank, and returns what rank 0 returns.
+/// Runs `rank` on `world_size` threads, each of them a rank, and returns the result of rank 0.
 ///
 /// # Errors
-/// When `world_size` is 0; a rank's first error.
+/// Fails when `world_size` is 0; otherwise returns a rank's first error.
 ///
 /// # Panics
-/// When a rank panics.
+/// Panics when a rank panics.
 pub fn threads<R: Send>(
     config: &Config,
     world_size: usize,
@@ -105,10 +105,10 @@ pub fn threads<R: Send>(
     results?.into_iter().next().context("the number of ranks must be at least 1")
 }
 
-/// This process as a rank, without warnings of slow calls, which benchmarks make on purpose.
+/// Initialises this process as a rank, without warnings of slow calls, which benchmarks make on purpose.
 ///
 /// # Errors
-/// As [`Config::load`] and [`Orchestrator::initialize`].
+/// Returns the errors of [`Config::load`] and [`Orchestrator::initialize`].
 pub fn initialize() -> Result<Orchestrator, RanksError> {
     let environment: BTreeMap<String, String> = std::env::vars().collect();
     let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };

@@ -1,4 +1,4 @@
-//! NCCL called with nothing around it: no checks, no watcher, no profile. What our calls are held against.
+//! Direct calls of NCCL without checks, watcher or profile. Our calls are compared with them.
 
 #![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
 
@@ -12,7 +12,7 @@ use ryzanstein_process_group::{BufferMut, Error, ProcessGroup, foreign};
 const F32: ncclDataType_t = ncclDataType_t::ncclFloat32;
 const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
-/// A communicator with NCCL's defaults, which blocks until a call is enqueued. Sums of f32, roots are rank 0.
+/// A communicator with NCCL's defaults, which blocks until a call is enqueued. Sums are of f32, roots are rank 0.
 pub struct RawNccl {
     nccl: Nccl,
     version: Version,
@@ -23,10 +23,10 @@ pub struct RawNccl {
 }
 
 impl RawNccl {
-    /// One with the ranks of a group on GPUs, all of which call this.
+    /// Creates a communicator with the ranks of a group on GPUs, all of which call this.
     ///
     /// # Errors
-    /// When the group is not on GPUs, and NCCL's.
+    /// Fails when the group is not on GPUs, and with NCCL's errors.
     pub fn new(group: &mut ProcessGroup) -> Result<Self> {
         let Some(device) = group.device().cloned() else {
             bail!("the group works on host memory: use --backend nccl")
@@ -58,7 +58,7 @@ impl RawNccl {
         Ok(Self { nccl, version: found.version, device, communicator, rank, world_size })
     }
 
-    /// NCCL's version.
+    /// Returns NCCL's version.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -66,7 +66,7 @@ impl RawNccl {
     /// Sums f32 in place.
     ///
     /// # Errors
-    /// NCCL's.
+    /// Returns NCCL's error.
     pub fn all_reduce(&self, x: &mut dyn BufferMut) -> Result<(), Error> {
         let (count, at) = (x.view().count(), address(&x.view()));
         let (comm, stream) = (self.communicator, self.device.stream().handle().cast());
@@ -79,14 +79,14 @@ impl RawNccl {
     /// Makes the call that [`Collective::call`] makes.
     ///
     /// # Errors
-    /// NCCL's.
+    /// Returns NCCL's error.
     pub fn call(&self, what: Collective, slot: &mut CallBuffers<DeviceBuffer>) -> Result<(), Error> {
         let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle().cast());
         let (all, at) = (slot.buffer.count(), slot.buffer.address());
         let from = slot.input.as_ref().map_or(at, DeviceBuffer::address);
         let (count, me) = (all / self.world_size, self.rank);
         let chunk = |base: Address, rank: usize| base + (rank * count * 4) as u64;
-        // SAFETY, of all: addresses and counts are those of the slot's buffers, which live until the stream is past them.
+        // SAFETY, of all calls: addresses and counts are those of the slot's buffers, which live until the stream is past them.
         match what {
             Collective::AllReduce => self.all_reduce(&mut slot.buffer),
             Collective::Broadcast => {
@@ -135,7 +135,7 @@ impl RawNccl {
         }
     }
 
-    /// For each peer: from where to send, and to where to receive.
+    /// Sends to and receives from each peer. `of` returns the address to send from and the address to receive at.
     fn messages(
         &self,
         count: usize,
@@ -166,7 +166,7 @@ impl RawNccl {
 
 impl Drop for RawNccl {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, used by nobody any more.
+        // SAFETY: made in `new`, and no longer used.
         let _ = unsafe { foreign!(nccl, self.nccl.ncclCommDestroy(self.communicator)) };
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers with bounds: a value outside them cannot be constructed.
+//! Numbers with bounds. A value out of bounds cannot be constructed.
 
 use crate::duration::LONGEST;
 use crate::setting::{Setting, public_setting};
@@ -16,7 +16,7 @@ macro_rules! bounded {
         pub struct $name($kind);
 
         impl $name {
-            /// This value, if it lies within the bounds.
+            /// Creates a bounded number from `value`, if it is within the bounds.
             pub fn new(value: $kind) -> Result<Self, ValueError> {
                 let accepts: fn($kind) -> bool = $accepts;
                 if accepts(value) {
@@ -26,7 +26,7 @@ macro_rules! bounded {
                 Err(Self::refuse(format!("`{}`", value.show()), why.first().map(ToString::to_string)))
             }
 
-            /// The value.
+            /// Returns the number.
             pub const fn get(self) -> $kind {
                 self.0
             }
@@ -74,27 +74,27 @@ bounded! {
 }
 
 bounded! {
-    /// How long to wait before giving up. Never zero, which could mean "at once" or "for ever", and at most 365 days, so that
-    /// adding it to the current time cannot overflow.
+    /// The maximum time to wait. It is never zero, which could mean "at once" or "for ever", and at most 365 days, so that adding
+    /// it to the current time cannot overflow.
     #[derive(Eq, Ord, Hash)]
     Timeout(Duration), |wait| !wait.is_zero() && wait <= LONGEST,
     "a duration with its unit (ns, us, ms, s, m, h, d), more than zero and at most 365d", "30s"
 }
 
 impl Timeout {
-    /// So many seconds.
+    /// Creates a timeout of `seconds`.
     ///
     /// # Panics
-    /// When there are none, or more than 365 days of them.
+    /// Panics if `seconds` is zero or more than 365 days.
     pub const fn from_secs(seconds: u64) -> Self {
         assert!(0 < seconds && seconds <= LONGEST.as_secs(), "a timeout is from 1s to 365d");
         Self(Duration::from_secs(seconds))
     }
 
-    /// So many milliseconds.
+    /// Creates a timeout of `milliseconds`.
     ///
     /// # Panics
-    /// When there are none, or more than 365 days of them.
+    /// Panics if `milliseconds` is zero or more than 365 days.
     pub const fn from_millis(milliseconds: u64) -> Self {
         assert!(
             0 < milliseconds && milliseconds <= LONGEST.as_secs() * 1000,
@@ -112,8 +112,8 @@ bounded! {
 }
 
 bounded! {
-    /// The size of a socket's buffer: 64KiB to 1GiB. A packet of the loopback interface carries almost 64KiB. If the buffers
-    /// hold less, parts of a packet wait for the other end's delayed acknowledgement, 40 ms each.
+    /// The size of a socket's buffer: 64KiB to 1GiB. A packet of the loopback interface carries almost 64KiB. If the buffers are
+    /// smaller, parts of a packet wait for the delayed acknowledgement of the other end, 40 ms each.
     #[derive(Eq, Ord, Hash)]
     SocketBuffer(ByteSize), |size| (ByteSize::kib(64)..=ByteSize::mib(1024)).contains(&size),
     "a size from 64KiB to 1GiB", "256KiB",
@@ -121,22 +121,22 @@ bounded! {
 }
 
 bounded! {
-    /// The sampling temperature: zero always takes the likeliest token.
+    /// The sampling temperature. Zero always selects the most likely token.
     Temperature(f32), |temperature| (0.0..=f32::MAX).contains(&temperature), "a number, 0 or more", "0.7"
 }
 
 bounded! {
-    /// The probability mass sampled from: more than 0, at most 1.
+    /// The probability mass of nucleus sampling: more than 0, at most 1.
     TopP(f32), |mass| mass > 0.0 && mass <= 1.0, "a number more than 0 and at most 1", "0.9"
 }
 
 bounded! {
-    /// How many calls a flight recorder keeps: 0 to 1048576.
+    /// The number of calls that a flight recorder keeps: 0 to 1048576.
     #[derive(Eq, Ord, Hash)]
     RecordedCalls(u32), |calls| calls <= 1 << 20, "a whole number from 0 to 1048576", "2048"
 }
 
 bounded! {
-    /// A part of a whole: more than 0, at most 1.
+    /// A fraction: more than 0, at most 1.
     Fraction(f32), |part| part > 0.0 && part <= 1.0, "a number more than 0 and at most 1", "0.9"
 }

@@ -17,10 +17,10 @@ macro_rules! choice {
         }
 
         impl $name {
-            /// Every choice there is.
+            /// All choices.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The name a user writes.
+            /// Returns the name of the choice in the configuration.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text),+ }
             }
@@ -50,11 +50,12 @@ macro_rules! choice {
 choice! {
     /// The implementation of the collectives.
     BackendChoice, "one of auto, nccl, tcp (or gloo), loopback", "auto" {
-        /// NCCL where every rank has a GPU and the library; otherwise `tcp`, or loopback between threads.
+        /// NCCL if every rank has a GPU and the library; otherwise `tcp`, or loopback between threads.
         Auto = "auto",
         /// NVIDIA's library, between GPUs.
         Nccl = "nccl",
-        /// Between CPUs, through shared memory and sockets. `gloo`, the name of such a backend in other frameworks, means the same.
+        /// Collectives between CPUs, through shared memory and sockets. `gloo`, the name of such a backend in other frameworks,
+        /// is an alias.
         Tcp = "tcp" or "gloo",
         /// Ranks that are threads of one process.
         Loopback = "loopback",
@@ -62,39 +63,40 @@ choice! {
 }
 
 choice! {
-    /// The algorithm of an all-reduce on CPUs. If all ranks are on one host, any but `auto` keeps links on sockets.
+    /// The algorithm of an all-reduce on CPUs. If all ranks are on one host, any algorithm but `auto` keeps their links on
+    /// sockets.
     AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct, hierarchical", "auto" {
-        /// The cheapest for each message, by the cost model.
+        /// The cheapest algorithm for each message, by the cost model.
         Auto = "auto",
-        /// Reduce-scatter, then all-gather, around the ring.
+        /// Reduce-scatter, then all-gather, around a ring.
         Ring = "ring",
-        /// Full vectors exchanged with partners at distances that double.
+        /// Exchange of full vectors with partners at distances that double.
         RecursiveDoubling = "recursive_doubling",
         /// Reduce-scatter by halving, then all-gather by doubling.
         HalvingDoubling = "halving_doubling",
         /// Every rank sends to every other.
         Direct = "direct",
-        /// Within each host, between the hosts, within each host again. Where the ranks are on several hosts.
+        /// All-reduce within each host, then between the hosts, then within each host again. For ranks on several hosts.
         Hierarchical = "hierarchical",
     }
 }
 
 choice! {
-    /// Whether connections are encrypted.
+    /// The encryption of connections.
     EncryptionChoice, "one of auto, on, off", "on" {
-        /// All but those to loopback addresses and through Unix sockets.
+        /// Encrypts all connections except those to loopback addresses and through Unix sockets.
         Auto = "auto",
-        /// All.
+        /// Encrypts all connections.
         On = "on",
-        /// None.
+        /// Encrypts no connections.
         Off = "off",
     }
 }
 
 choice! {
-    /// Whose variables say which rank of which job a process is, where `ryz launch` did not start it.
+    /// The launcher whose variables give the rank and the job of a process that `ryz launch` did not start.
     LauncherChoice, "one of auto, torchrun, slurm, open_mpi, pmi, pmix, leader_worker_set, kubeflow, indexed_job", "slurm" {
-        /// Whoever has set variables; launchers that contradict each other are an error.
+        /// Any launcher that has set variables; launchers that contradict each other are an error.
         Auto = "auto",
         /// torchrun, or anything else that sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
         Torchrun = "torchrun",
@@ -102,15 +104,15 @@ choice! {
         Slurm = "slurm",
         /// Open MPI's `mpirun`.
         OpenMpi = "open_mpi" or "openmpi",
-        /// PMI, as MPICH's and Intel MPI's `mpiexec` set it.
+        /// PMI, as set by the `mpiexec` of MPICH and Intel MPI.
         Pmi = "pmi",
-        /// PMIx, which tells the rank alone.
+        /// PMIx, which gives only the rank.
         Pmix = "pmix",
         /// A LeaderWorkerSet of Kubernetes.
         LeaderWorkerSet = "leader_worker_set",
         /// Kubeflow's trainer.
         Kubeflow = "kubeflow",
-        /// An indexed Job of Kubernetes, which tells the rank alone.
+        /// An indexed Job of Kubernetes, which gives only the rank.
         IndexedJob = "indexed_job",
     }
 }
@@ -118,7 +120,7 @@ choice! {
 choice! {
     /// The format of log lines.
     LogFormat, "one of text, json", "text" {
-        /// For people.
+        /// Text for people.
         Text = "text",
         /// One JSON object per line.
         Json = "json",
@@ -126,11 +128,11 @@ choice! {
 }
 
 choice! {
-    /// The instructions that multiply matrices on a processor, the fastest first.
+    /// The instruction sets of matrix products on CPUs, the fastest first.
     InstructionSet, "one of amx, avx512_bf16, avx512, avx2, neon, scalar", "avx2" {
-        /// Tiles of bf16 (Intel, from Sapphire Rapids on), which count subnormal values as zero. Everything but bf16 is AVX-512's.
+        /// AMX: tiles of bf16 (Intel, from Sapphire Rapids on), which treat subnormal values as zero. Other types use AVX-512.
         Amx = "amx",
-        /// Dot products of bf16 in vectors of 512 bits, which count subnormal values as zero. Everything but bf16 is AVX-512's.
+        /// AVX-512 dot products of bf16, in vectors of 512 bits, which treat subnormal values as zero. Other types use AVX-512.
         Avx512Bf16 = "avx512_bf16",
         /// Vectors of 512 bits.
         Avx512 = "avx512",
@@ -138,19 +140,19 @@ choice! {
         Avx2 = "avx2",
         /// Vectors of 128 bits on ARM.
         Neon = "neon",
-        /// What every processor of its architecture has.
+        /// Instructions that every processor of the architecture has.
         Scalar = "scalar",
     }
 }
 
 choice! {
-    /// The type in which a model's weights are held.
+    /// The type of a model's weights in memory.
     ModelDType, "one of f32, f16, bf16", "bf16" {
         /// IEEE single precision.
         F32 = "f32",
         /// IEEE half precision.
         F16 = "f16",
-        /// bfloat16: the range of f32 in half the bits.
+        /// bfloat16: the range of f32 in 16 bits.
         Bf16 = "bf16",
     }
 }
@@ -158,13 +160,13 @@ choice! {
 choice! {
     /// A named set of NCCL's variables.
     NcclProfile, "one of none, inference, bandwidth, debug", "inference" {
-        /// None: NCCL decides by itself.
+        /// No variables: NCCL decides by itself.
         None = "none",
-        /// Few thread blocks, so that concurrent compute keeps the multiprocessors; warnings are logged.
+        /// Few thread blocks, which leave the multiprocessors to concurrent compute; NCCL logs warnings.
         Inference = "inference",
-        /// As many thread blocks as NCCL allows, for large messages without concurrent compute; warnings are logged.
+        /// As many thread blocks as NCCL allows, for large messages without concurrent compute; NCCL logs warnings.
         Bandwidth = "bandwidth",
-        /// NCCL logs what it found and chose, and checks pointers.
+        /// NCCL logs its detection and its choices, and checks pointers.
         Debug = "debug",
     }
 }

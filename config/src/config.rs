@@ -41,14 +41,14 @@ pub struct Config {
     pub otlp: OtlpConfig,
     /// `[model]`
     pub model: ModelConfig,
-    /// Where the values came from; ask [`Config::source_of`].
+    /// Sources of the values; see [`Config::source_of`].
     #[serde(skip)]
     pub provenance: Provenance,
 }
 
 macro_rules! listed {
     ($($section:ident $(. $inner:ident)?: $kind:ty,)+) => {
-        /// Every section with its settings.
+        /// All sections with their settings.
         pub const SECTIONS: &[SectionInfo] = &[$(<$kind>::INFO),+];
 
         impl Config {
@@ -56,7 +56,7 @@ macro_rules! listed {
                 [$(&self.$section $(.$inner)?),+]
             }
 
-            /// Reads `text` into the setting `key`, which must exist.
+            /// Parses `text` into the setting `key`, which must exist.
             pub(crate) fn set(&mut self, key: &str, text: &str) -> Result<(), ValueError> {
                 $(if let Some(outcome) = self.$section $(.$inner)?.set(key, text) {
                     return outcome;
@@ -85,7 +85,7 @@ listed! {
 }
 
 impl Config {
-    /// Every setting with its value and where it came from, in the order of [`SECTIONS`].
+    /// Returns every setting with its value and source, in the order of [`SECTIONS`].
     #[doc(hidden)]
     pub fn entries(&self) -> Vec<Entry> {
         let values = self.sections().into_iter().flat_map(Section::values);
@@ -99,13 +99,13 @@ impl Config {
             .collect()
     }
 
-    /// The value of this setting as text.
+    /// Returns the value of a setting as text.
     pub(crate) fn value(&self, key: &str) -> String {
         let value = self.entries().into_iter().find(|entry| entry.key == key).map(|entry| entry.value);
         value.unwrap_or_else(|| unreachable!("`{key}` is not a setting"))
     }
 
-    /// Where the value of this dotted key came from; `None` if there is no such key.
+    /// Returns the source of the value of a dotted key, or `None` if there is no such key.
     ///
     /// A field assigned after loading has the source [`Source::Code`] if its value differs from the loaded one.
     pub fn source_of(&self, key: &str) -> Option<Source> {

@@ -3,10 +3,10 @@
 use crate::setting::Setting;
 use std::time::Duration;
 
-/// Longer than any job, and short enough that adding it to the current time cannot overflow.
+/// The longest duration: longer than any job, and short enough that adding it to the current time cannot overflow.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A subset of humantime's: its `M` is a month, which is not what `5M` would mean here.
+/// The accepted units, a subset of humantime's. humantime's `M` is a month, which a user does not mean by `5M`.
 const UNITS: [&str; 8] = ["ns", "us", "µs", "ms", "s", "m", "h", "d"];
 
 impl Setting for Duration {
@@ -33,7 +33,7 @@ impl Setting for Duration {
     }
 
     fn show(&self) -> String {
-        // humantime writes `1h 30m`, and months beyond thirty days, which this parser rejects.
+        // humantime writes `1h 30m`, and months for more than thirty days, which this parser rejects.
         if self.as_secs() >= 24 * 60 * 60 {
             let rest = Duration::new(self.as_secs() % (24 * 60 * 60), self.subsec_nanos());
             let days = format!("{}d", self.as_secs() / (24 * 60 * 60));

@@ -1,12 +1,12 @@
-//! What can be wrong with a configuration, for the person who wrote it.
+//! Errors in a configuration, for the person who wrote it.
 
 use crate::{FileError, Source};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a configuration was refused. Always the fault of whoever wrote it, never of the cluster.
+/// An error in a configuration. Its cause is always the configuration, never the cluster.
 ///
-/// Each message is complete: it quotes its `source()`.
+/// Each message is complete: it includes that of `source()`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -15,7 +15,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of reading it.
         source: FileError,
     },
     /// The file is not TOML.
@@ -23,7 +23,7 @@ pub enum ConfigError {
     IllFormed {
         /// The file.
         path: PathBuf,
-        /// The parser's error; it quotes the line.
+        /// The parser's error, which quotes the line.
         source: TomlError,
     },
     /// A name that is not a setting.
@@ -31,9 +31,9 @@ pub enum ConfigError {
     UnknownKey {
         /// The name as the user wrote it: a dotted key or the name of an environment variable.
         key: String,
-        /// Where it was written.
+        /// The place where it was written.
         origin: Source,
-        /// The nearest known name in the same form, if one is near enough.
+        /// The nearest known name in the same form, if one is similar enough.
         nearest: Option<String>,
     },
     /// The name of a section instead of a setting.
@@ -41,9 +41,9 @@ pub enum ConfigError {
     Section {
         /// The section, as the user wrote it.
         key: String,
-        /// Where it was written.
+        /// The place where it was written.
         origin: Source,
-        /// Its settings, as this source spells them.
+        /// Its settings, in the spelling of this source.
         members: String,
     },
     /// A value that the setting does not accept.
@@ -51,21 +51,21 @@ pub enum ConfigError {
     BadValue {
         /// The dotted key.
         key: String,
-        /// Where the value was written.
+        /// The place where the value was written.
         origin: Source,
         /// The value, and what was expected instead.
         source: Box<ValueError>,
     },
-    /// Two values that are valid by themselves, but not together.
+    /// Two values that are valid individually but not together.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// More than one of the above: all problems, in the order of the layers.
+    /// Several of the above: all problems, in the order of the layers.
     #[error("{} problems in the configuration:{}", .0.len(), list(.0))]
     Several(Vec<ConfigError>),
 }
 
 impl ConfigError {
-    /// The problems, one by one. Only [`ConfigError::Several`] has more than one.
+    /// Returns the problems, one by one. Only [`ConfigError::Several`] has more than one.
     pub fn problems(&self) -> &[ConfigError] {
         match self {
             Self::Several(problems) => problems,
@@ -74,7 +74,7 @@ impl ConfigError {
     }
 }
 
-/// A file's text that is not TOML. The message quotes the line.
+/// A syntax error in a TOML file. The message quotes the line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "line {line}, column {column}: {reason}; a line is `[section]` or `key = value`, with text in quotes\n    {quoted}\n    {:>width$}", '^',
@@ -90,10 +90,10 @@ pub struct TomlError {
 }
 
 impl TomlError {
-    /// The most characters that are quoted on either side of the mistake.
+    /// The maximum number of characters that are quoted on each side of the error.
     const QUOTED: usize = 40;
 
-    /// What is wrong with `text` at the byte `at`.
+    /// Creates the error at the byte `at` of `text`.
     pub(crate) fn new(text: &str, at: usize, reason: &str) -> Self {
         let before = text.get(..at).unwrap_or(text);
         let start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -111,7 +111,7 @@ impl TomlError {
     }
 }
 
-/// Two values that contradict each other, with the source of each.
+/// Two values that contradict each other, with their sources.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Conflict {
@@ -125,12 +125,12 @@ pub enum Conflict {
         node_rank: u32,
         /// The value of `launch.nnodes`.
         nnodes: u32,
-        /// Where the two were written, in this order.
+        /// The places where the two were written, in this order.
         origins: [Source; 2],
     },
 }
 
-/// A text that is not a value of the expected kind.
+/// Text that is not a value of the expected kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ValueError {
     pub(crate) found: String,
@@ -140,17 +140,17 @@ pub struct ValueError {
 }
 
 impl ValueError {
-    /// The offending value, quoted; or a description of one that is not a scalar, such as `a table`.
+    /// Returns the invalid value, quoted, or a description of one that is not a scalar, such as `a table`.
     pub fn found(&self) -> &str {
         &self.found
     }
 
-    /// What was expected: completes the sentence "expected …".
+    /// Returns the expected kind of value. It completes the sentence "expected …".
     pub fn expected(&self) -> &'static str {
         self.expected
     }
 
-    /// An example of a valid value.
+    /// Returns an example of a valid value.
     pub fn example(&self) -> &'static str {
         self.example
     }
@@ -171,7 +171,7 @@ fn unknown_key(key: &str, origin: &Source, nearest: Option<&str>) -> String {
     }
 }
 
-/// A name and where it stands. A variable's name is both, and once is enough.
+/// Returns a name and its location. If the name is that of an environment variable, it is written once.
 fn place(key: &str, origin: &Source) -> String {
     match origin {
         Source::Environment(name) if name == key => format!("environment variable `{name}`"),

@@ -1,6 +1,7 @@
-//! Reads files of users: regular files only, up to a limit for each kind. Writes files that others may read meanwhile.
+//! Reads users' files: regular files only, with a size limit for each kind. Replaces files atomically, so that others may read
+//! them at the same time.
 //!
-//! A pipe, a device or a huge file in the place of a small one must neither block nor fill the memory.
+//! A pipe, a device or a huge file in place of a small one must neither block nor exhaust the memory.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write as _};
@@ -11,28 +12,28 @@ use rustix::fs::OFlags;
 
 use crate::ByteSize;
 
-/// Why a file cannot be read.
+/// An error of reading a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Something other than a regular file.
+    /// A path of something other than a regular file.
     #[error("this is {found}, not a regular file; give the path of the file itself")]
     NotRegular {
-        /// What it is, such as `a pipe`.
+        /// Its type, such as `a pipe`.
         found: &'static str,
     },
-    /// A file larger than any of its kind.
+    /// A file that is larger than the limit of its kind.
     #[error(
         "the file has more than {limit}, the most that is read of a file of this kind; is it the right one?"
     )]
     TooLarge {
-        /// The most bytes that a file of this kind may have.
+        /// The maximum size of a file of this kind.
         limit: ByteSize,
     },
-    /// What Git leaves in place of a large file that has not been fetched.
+    /// A Git LFS pointer, which Git leaves in place of a large file that has not been fetched.
     #[error(
         "this is a Git LFS pointer, not the file itself: run `git lfs pull` where it was cloned, or download the file"
     )]
@@ -43,7 +44,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Whether another try would fail in the same way.
+    /// Returns true if another attempt would fail in the same way.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Io(error) => matches!(
@@ -54,7 +55,7 @@ impl FileError {
         }
     }
 
-    /// Whether there is no such file.
+    /// Returns true if the file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
     }
@@ -63,9 +64,9 @@ impl FileError {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`FileError::Io`], or [`FileError::NotRegular`].
+/// Returns [`FileError::Io`] or [`FileError::NotRegular`].
 pub fn open(path: &Path) -> Result<File, FileError> {
-    // Without `NONBLOCK`, a pipe would block until somebody writes into it.
+    // Without `NONBLOCK`, opening a pipe would block until it has a writer.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     match OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
         Ok(file) => {
@@ -73,7 +74,7 @@ pub fn open(path: &Path) -> Result<File, FileError> {
             Ok(file)
         }
         Err(error) => {
-            // A socket, and a device without a driver, cannot even be opened.
+            // A socket, or a device without a driver, cannot be opened at all.
             if let Ok(metadata) = path.metadata() {
                 check_regular(metadata.file_type())?;
             }
@@ -85,11 +86,11 @@ pub fn open(path: &Path) -> Result<File, FileError> {
 /// Reads a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// [`FileError`], but never [`FileError::NotText`].
+/// Returns any [`FileError`] except [`FileError::NotText`].
 pub fn read(path: &Path, limit: ByteSize) -> Result<Vec<u8>, FileError> {
     let file = open(path)?;
     let mut bytes = Vec::new();
-    // The length in the metadata may be wrong by the time of reading; what is read counts.
+    // The size in the metadata may be outdated, so the limit is applied to the bytes that are read.
     file.take(limit.get().saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit.get() {
         return Err(FileError::TooLarge { limit });
@@ -98,18 +99,18 @@ pub fn read(path: &Path, limit: ByteSize) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// As [`read`], for a file of UTF-8 text.
+/// Reads a file of UTF-8 text, as [`read`] does.
 ///
 /// # Errors
-/// [`FileError`].
+/// Returns any [`FileError`].
 pub fn read_text(path: &Path, limit: ByteSize) -> Result<String, FileError> {
     String::from_utf8(read(path, limit)?).map_err(|error| error.utf8_error().into())
 }
 
-/// Refuses a Git LFS pointer. [`read`] already does this.
+/// Returns an error if `start` begins a Git LFS pointer. [`read`] checks this itself.
 ///
 /// # Errors
-/// [`FileError::LfsPointer`].
+/// Returns [`FileError::LfsPointer`].
 pub fn check_fetched(start: &[u8]) -> Result<(), FileError> {
     if start.starts_with(b"version https://git-lfs.github.com/spec/") {
         return Err(FileError::LfsPointer);
@@ -117,11 +118,11 @@ pub fn check_fetched(start: &[u8]) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Writes a file that only its owner can read, whole or not at all. Replaces the one that is there, never writes into it. Leaves
-/// nothing else in the folder, also when it fails.
+/// Writes a file that only its owner can read. Replaces an existing file atomically and never writes into it. Leaves no other
+/// file in the folder, even if it fails.
 ///
 /// # Errors
-/// The operating system's.
+/// Returns the error of the operating system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(".ryz-").tempfile_in(folder)?;
@@ -207,7 +208,7 @@ mod tests {
         std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n").unwrap();
         let error = read(&path, ByteSize::kib(1)).unwrap_err();
         assert!(error.is_permanent() && error.to_string().contains("git lfs pull"), "{error}");
-        // As large as it says, although nothing was ever written.
+        // The file has this length, although nothing was ever written.
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert!(refused(&path).starts_with("the file has more than 4B"));
     }

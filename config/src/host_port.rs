@@ -1,9 +1,9 @@
-//! `HOST:PORT`, where the host may be a name.
+//! Addresses of the form `HOST:PORT`, in which the host may be a name.
 
 use crate::ValueError;
 use crate::setting::{Setting, public_setting};
 
-/// A host, by name or address, and a port. Port 0 means any that is free.
+/// A host, by name or address, and a port. Port 0 means any free port.
 ///
 /// ```
 /// use ryzanstein_config::HostPort;
@@ -21,27 +21,27 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// This port of this host; an IPv6 address is given without brackets.
+    /// Creates the address of a port of a host. An IPv6 address is given without brackets.
     pub fn new(host: impl Into<String>, port: u16) -> Result<Self, ValueError> {
         let host = host.into();
         if is_host(&host) { Ok(Self { host, port }) } else { Err(Self::refuse(format!("`{host}`"), None)) }
     }
 
-    /// The name or address; an IPv6 address without brackets, as resolvers want it.
+    /// Returns the name or address. An IPv6 address has no brackets, as resolvers require.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port; 0 means any that is free.
+    /// Returns the port; 0 means any free port.
     pub fn port(&self) -> u16 {
         self.port
     }
 }
 
-/// Names that a resolver may know, and addresses. Only an IPv6 address has colons.
+/// Returns true if `host` is an address, or a name that a resolver may know. Only IPv6 addresses contain colons.
 fn is_host(host: &str) -> bool {
     if host.contains(':') {
-        // A zone (`fe80::1%eth0`) is not part of the address proper.
+        // A zone (`fe80::1%eth0`) is not part of the address itself.
         return host.split('%').next().is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok());
     }
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))

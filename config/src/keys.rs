@@ -1,13 +1,13 @@
-//! All settings as data: for `ryz config show`, the documentation and "did you mean".
+//! All settings as data, for `ryz config show`, the documentation and suggestions for unknown names.
 
 /// A group of settings: a `[table]` of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct SectionInfo {
     /// Its dotted name, such as `process_group.tcp`.
     pub name: &'static str,
-    /// What it is about.
+    /// Its description.
     pub doc: &'static str,
-    /// Its settings, in the order of the struct's fields.
+    /// Its settings, in the order of the fields of the struct.
     pub keys: &'static [KeyInfo],
 }
 
@@ -16,20 +16,20 @@ pub struct SectionInfo {
 pub struct KeyInfo {
     /// The dotted key, such as `process_group.timeout`.
     pub key: &'static str,
-    /// The default, as a user would write it; empty when unset.
+    /// The default in the users' syntax; empty if there is none.
     pub default: &'static str,
-    /// What it means.
+    /// Its description.
     pub doc: &'static str,
-    /// The values it accepts: completes the sentence "expected …".
+    /// The accepted values. Completes the sentence "expected …".
     pub expected: &'static str,
     /// An example of a valid value.
     pub example: &'static str,
-    /// Whether the file may hold it as a table.
+    /// True if the setting may be a table in the file.
     pub is_table: bool,
 }
 
 impl KeyInfo {
-    /// The environment variable that sets it, such as `RYZ_PROCESS_GROUP__TIMEOUT`.
+    /// Returns the name of its environment variable, such as `RYZ_PROCESS_GROUP__TIMEOUT`.
     pub fn environment_variable(&self) -> String {
         environment_variable(self.key)
     }
@@ -39,7 +39,7 @@ pub(crate) fn environment_variable(key: &str) -> String {
     format!("RYZ_{}", key.to_uppercase().replace('.', "__"))
 }
 
-/// Every setting.
+/// Iterates over all settings.
 ///
 /// ```
 /// let key = ryzanstein_config::keys().find(|key| key.key == "process_group.timeout").unwrap();
@@ -50,7 +50,7 @@ pub fn keys() -> impl Iterator<Item = &'static KeyInfo> {
     crate::SECTIONS.iter().flat_map(|section| section.keys)
 }
 
-/// The candidate nearest to `text`, if at most a third of its letters differ.
+/// Returns the candidate nearest to `text`, if at most a third of its letters differ.
 pub(crate) fn nearest(text: &str, candidates: impl Iterator<Item = String>) -> Option<String> {
     let text = text.to_lowercase();
     candidates

@@ -8,25 +8,26 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use std::path::{Path, PathBuf};
 
-/// Variables that begin with `RYZ_` but are not settings: what a launcher passes to its ranks, and the path of the file.
+/// Variables that begin with `RYZ_` but are not settings: those that a launcher passes to its ranks, and the path of the file.
 pub const RESERVED_ENVIRONMENT: [&str; 5] =
     ["RYZ_RENDEZVOUS", "RYZ_EPOCH", "RYZ_SECRET_FD", "RYZ_SECRET_FILE", "RYZ_CONFIG"];
 
-/// Far more than all settings with comments take.
+/// Limit of the file's size, far more than all settings with comments need.
 const LARGEST_FILE: ByteSize = ByteSize::mib(1);
 
-/// What [`Config::load`] reads, from the weakest layer to the strongest. The default is empty.
+/// The sources that [`Config::load`] reads, from the weakest layer to the strongest. The default is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     /// The file that the user named. It must exist, and replaces `default_file`.
     pub file: Option<PathBuf>,
-    /// The file to read when the user named none; it need not exist.
+    /// The file to read if the user named none. It need not exist.
     pub default_file: Option<PathBuf>,
-    /// The process's environment; collect it with `std::env::vars_os()`, since `vars()` panics at a value that is not
-    /// Unicode. Names that do not begin with `RYZ_` and those of [`RESERVED_ENVIRONMENT`] are ignored; any other must be a
+    /// The environment of the process. Collect it with `std::env::vars_os()`, since `vars()` panics on a value that is not
+    /// Unicode. Names that do not begin with `RYZ_`, and those of [`RESERVED_ENVIRONMENT`], are ignored; any other name must be a
     /// setting.
     pub environment: Vec<(String, String)>,
-    /// Dotted key, value, and the flag as the user typed it, such as `--world-size`. The later of two for one key wins.
+    /// Dotted keys, values, and the flags as the user typed them, such as `--world-size`. The last entry of a key takes
+    /// precedence.
     pub flags: Vec<(String, String, String)>,
 }
 
@@ -37,7 +38,7 @@ impl Config {
     /// file.
     ///
     /// # Errors
-    /// All problems, in one [`ConfigError`].
+    /// Returns all problems in one [`ConfigError`].
     pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
         let (layers, mut problems) = layers(sources);
         let merged = layers.into_iter().fold(Figment::new(), Figment::merge);
@@ -61,7 +62,7 @@ impl Config {
             };
             match outcome {
                 Ok(()) => config.provenance.record(key.key, config.value(key.key), origin),
-                // A flag may stand for several settings; a bad value is reported once.
+                // A flag may set several settings; an invalid value is reported once.
                 Err(error) if is_known(&problems, &origin, &error) => {}
                 Err(error) => {
                     let source = Box::new(error);
@@ -69,7 +70,7 @@ impl Config {
                 }
             }
         }
-        // In place of a refused value stands its default, whose conflicts are not the user's.
+        // A rejected value is replaced by its default, whose conflicts are not the user's.
         if problems.is_empty() {
             problems.extend(conflict(&config).map(ConfigError::from));
         }
@@ -82,7 +83,7 @@ impl Config {
     }
 }
 
-/// Whether this flag was already refused for the same reason.
+/// Returns true if this flag was already rejected for the same reason.
 fn is_known(problems: &[ConfigError], flag: &Source, cause: &crate::ValueError) -> bool {
     let same = |problem: &ConfigError| matches!(problem, ConfigError::BadValue { origin, source: other, .. } if origin == flag && **other == *cause);
     matches!(flag, Source::Flag(_)) && problems.iter().any(same)
@@ -95,7 +96,7 @@ struct Layer {
 }
 
 impl Provider for Layer {
-    // figment tags each value with this, so a merged value still knows its source.
+    // figment tags each value with this, so that a merged value keeps its source.
     fn metadata(&self) -> Metadata {
         match &self.source {
             Source::File(path) => Metadata::from(FILE, path.as_path()),
@@ -114,7 +115,7 @@ const FILE: &str = "file";
 const ENVIRONMENT: &str = "environment";
 const FLAG: &str = "flag";
 
-/// The source from which [`Layer::metadata`] was made.
+/// Returns the source from which [`Layer::metadata`] was made.
 fn origin(metadata: &Metadata) -> Source {
     match (metadata.name.as_ref(), &metadata.source) {
         (FILE, Some(figment::Source::File(path))) => Source::File(path.clone()),
@@ -124,7 +125,7 @@ fn origin(metadata: &Metadata) -> Source {
     }
 }
 
-/// The layers from the weakest to the strongest, and all problems with their names.
+/// Returns the layers from the weakest to the strongest, and all errors in their names.
 fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
     let mut layers = Vec::new();
     let mut problems = Vec::new();
@@ -159,7 +160,7 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
     (layers, problems)
 }
 
-/// The file's path and contents; `None` if the user named none and there is no default one.
+/// Returns the path and contents of the file, or `None` if the user named none and there is no default file.
 fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> {
     let (path, required): (&Path, bool) = match (&sources.file, &sources.default_file) {
         (Some(path), _) => (path, true),
@@ -183,7 +184,7 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
 /// Walks a file's tables down to the settings and collects unknown names.
 fn check_names(prefix: &str, table: &Dict, source: &Source, problems: &mut Vec<ConfigError>) {
     for (name, value) in table {
-        // A quoted name with a dot in it is a single name, which no setting has.
+        // A quoted name with a dot is a single name, and no setting has such a name.
         let name = if name.contains('.') { format!("\"{name}\"") } else { name.clone() };
         let path = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
         let is_section = SECTIONS.iter().any(|section| section.name == path);
@@ -208,13 +209,13 @@ fn unknown_table(key: String, source: &Source) -> ConfigError {
     ConfigError::UnknownKey { key, origin: source.clone(), nearest: near }
 }
 
-/// `name` is not a setting. `spelling` turns a dotted key into this source's spelling.
+/// Creates the error for a `name` that is not a setting. `spelling` turns a dotted key into this source's spelling.
 fn unknown(name: &str, origin: Source, spelling: fn(&str) -> String) -> ConfigError {
     if let Some(section) = SECTIONS.iter().find(|section| spelling(section.name) == name) {
         let members: Vec<_> = section.keys.iter().map(|key| format!("`{}`", spelling(key.key))).collect();
         return ConfigError::Section { key: name.into(), origin, members: members.join(", ") };
     }
-    // What stands in the section's table, written as a setting of the section.
+    // A name in the section's table, written as a setting of the section.
     let of_table = |key: &&KeyInfo| {
         let section = key.key.rsplit_once('.').map_or("", |(section, _)| section);
         key.is_table
@@ -225,7 +226,7 @@ fn unknown(name: &str, origin: Source, spelling: fn(&str) -> String) -> ConfigEr
         return ConfigError::UnknownKey { key: name.into(), origin, nearest: Some(spelling(meant.key)) };
     }
     let near = nearest(name, keys().map(|key| spelling(key.key))).or_else(|| {
-        // The last part is right, the section is wrong or missing.
+        // The last part is right, but the section is wrong or missing.
         let last = name.rsplit_once('.').map_or(name, |(_, last)| last);
         let mut namesakes = keys().filter(|key| key.key.rsplit_once('.').is_some_and(|(_, own)| own == last));
         namesakes.next().filter(|_| namesakes.next().is_none()).map(|key| spelling(key.key))
@@ -251,12 +252,12 @@ enum NotText {
     List,
 }
 
-/// A table as `name=value` lines.
+/// Returns a table as `name=value` lines.
 fn lines(table: &Dict) -> Result<String, NotText> {
     table.iter().map(|(name, value)| Ok(format!("{name}={}\n", text(value)?))).collect()
 }
 
-/// A value as a user would write it outside TOML.
+/// Returns a value as a user would write it outside TOML.
 fn text(value: &Value) -> Result<String, NotText> {
     match value {
         Value::String(_, text) => Ok(text.clone()),
@@ -273,7 +274,7 @@ fn text(value: &Value) -> Result<String, NotText> {
     }
 }
 
-/// Values that are valid one by one, but not together.
+/// Returns the first conflict between values that are valid individually.
 fn conflict(config: &Config) -> Option<Conflict> {
     let origins = |keys: [&str; 2]| keys.map(|key| config.source_of(key).unwrap_or(Source::Code));
     let (node_rank, nnodes) = (config.launch.node_rank, config.launch.nnodes.get());

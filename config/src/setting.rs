@@ -1,4 +1,4 @@
-//! A value as text: one syntax for the file, the environment, flags and `ryz config show`.
+//! Values as text: one syntax for the file, the environment, flags and `ryz config show`.
 
 use crate::ValueError;
 use serde::de::{self, Deserializer, Visitor};
@@ -8,22 +8,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-/// A type that a setting may have.
+/// A type of settings.
 pub(crate) trait Setting: Sized {
-    /// Completes the sentence "expected …".
+    /// The accepted values. Completes the sentence "expected …".
     const EXPECTED: &'static str;
     /// An example of a valid value.
     const EXAMPLE: &'static str;
-    /// Whether the file may hold it as a table, whose entries are read as lines `name=value`.
+    /// True if the setting may be a table in the file, whose entries are read as lines `name=value`.
     const IS_TABLE: bool = false;
 
-    /// Parses `text`. The error is an explanation in addition to "expected …", if there is one.
+    /// Parses `text`. The error is an optional explanation in addition to "expected …".
     fn read(text: &str) -> Result<Self, Option<String>>;
 
-    /// The text that [`Setting::read`] parses to the same value.
+    /// Returns the text that [`Setting::read`] parses to the same value.
     fn show(&self) -> String;
 
-    /// Numbers and booleans override this, so that JSON and TOML show them unquoted.
+    /// Serializes the value as text. Numbers and booleans override this, so that JSON and TOML show them unquoted.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.show())
     }
@@ -40,12 +40,12 @@ pub(crate) trait Setting: Sized {
     }
 }
 
-/// The value of a default written in this crate's source.
+/// Parses a default that is written in this crate's source.
 pub(crate) fn built_in<T: Setting>(text: &str) -> T {
     T::parse(text).unwrap_or_else(|error| unreachable!("a default of this crate: {error}"))
 }
 
-/// The empty text means unset, so that a stronger layer can undo a weaker one.
+/// Empty text means unset, so that a stronger layer can undo a weaker one.
 impl<T: Setting> Setting for Option<T> {
     const EXPECTED: &'static str = T::EXPECTED;
     const EXAMPLE: &'static str = T::EXAMPLE;
@@ -123,7 +123,7 @@ impl Setting for PathBuf {
     }
 }
 
-/// For `#[serde(with)]`: a field as its setting.
+/// Serialization of a field as its setting, for `#[serde(with)]`.
 pub(crate) mod as_setting {
     use super::{Deserializer, Serializer, Setting, TextVisitor, de};
 
@@ -136,7 +136,7 @@ pub(crate) mod as_setting {
     }
 }
 
-/// Any scalar, as the text that a user would write.
+/// Reads any scalar as the text that a user would write.
 struct TextVisitor(&'static str);
 
 impl<'de> Visitor<'de> for TextVisitor {
@@ -158,7 +158,7 @@ impl<'de> Visitor<'de> for TextVisitor {
         Ok(value.to_string())
     }
 
-    // The only floating-point settings are f32; shown as f64, 0.1 would gain a tail of digits.
+    // The only floating-point settings are f32. Shown as f64, 0.1 would have more digits.
     fn visit_f32<E>(self, value: f32) -> Result<String, E> {
         Ok(value.to_string())
     }
@@ -179,7 +179,7 @@ impl<'de> Visitor<'de> for TextVisitor {
         Ok(String::new())
     }
 
-    /// A table, as lines.
+    /// Reads a table as lines.
     fn visit_map<A: de::MapAccess<'de>>(self, mut table: A) -> Result<String, A::Error> {
         let mut lines = String::new();
         while let Some((name, value)) = table.next_entry::<String, String>()? {
@@ -193,7 +193,7 @@ impl<'de> Visitor<'de> for TextVisitor {
     }
 }
 
-/// `FromStr`, `Display`, `Serialize` and `Deserialize` of a public type, all four by its [`Setting`].
+/// Implements `FromStr`, `Display`, `Serialize` and `Deserialize` for a public type, by its [`Setting`].
 macro_rules! public_setting {
     ($kind:ty) => {
         impl std::str::FromStr for $kind {

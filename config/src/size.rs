@@ -2,8 +2,8 @@
 
 use crate::setting::{Setting, public_setting};
 
-/// A number of bytes, written with a unit: `KB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` powers of 1024; `B` or
-/// nothing means bytes.
+/// A number of bytes, written with a unit: `KB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` powers of 1024; `B` or no unit
+/// means bytes.
 ///
 /// ```
 /// use ryzanstein_config::ByteSize;
@@ -15,7 +15,7 @@ use crate::setting::{Setting, public_setting};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
-/// In descending order, so that the first unit that divides a size gives the shortest text.
+/// Units in descending order, so that the first unit that divides a size gives the shortest text.
 const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
@@ -29,27 +29,27 @@ const UNITS: [(&str, u64); 9] = [
 ];
 
 impl ByteSize {
-    /// A size in bytes.
+    /// Creates a size in bytes.
     pub const fn bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// A size in KiB, 1024 bytes.
+    /// Creates a size in KiB, 1024 bytes.
     pub const fn kib(kib: u32) -> Self {
         Self((kib as u64) << 10)
     }
 
-    /// A size in MiB, 1024 × 1024 bytes.
+    /// Creates a size in MiB, 1024 × 1024 bytes.
     pub const fn mib(mib: u32) -> Self {
         Self((mib as u64) << 20)
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The number of bytes as a length in memory; `usize::MAX` if it does not fit.
+    /// Returns the number of bytes as a length in memory, or `usize::MAX` if it does not fit.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }

@@ -1,14 +1,14 @@
-//! Where a value came from.
+//! Sources of values.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// The default: nobody set it.
+    /// The default, because no layer set the value.
     Default,
     /// This configuration file.
     File(PathBuf),
@@ -39,14 +39,14 @@ pub struct Entry {
     pub key: &'static str,
     /// The value, in the syntax of the file; empty for an optional setting that is unset.
     pub value: String,
-    /// Where it came from.
+    /// Its source.
     pub source: Source,
 }
 
-/// The origin of each loaded value; empty in a configuration built in code.
+/// The source of each loaded value; empty in a configuration that was built in code.
 ///
-/// A public field of [`Config`](crate::Config) only so that other crates can write `..Config::default()`. Comparison ignores
-/// it: the same values from other sources are the same configuration.
+/// It is a public field of [`Config`](crate::Config) only so that other crates can write `..Config::default()`. Comparison
+/// ignores it: configurations with the same values are equal, whatever their sources.
 #[derive(Clone, Debug, Default)]
 pub struct Provenance {
     recorded: BTreeMap<&'static str, (String, Source)>,
@@ -57,8 +57,8 @@ impl Provenance {
         self.recorded.insert(key, (value, source));
     }
 
-    /// The origin of `value`, the current value of `key`. Fields may have been assigned since loading, so the recorded origin
-    /// counts only while the value is the recorded one.
+    /// Returns the source of `value`, the current value of `key`. Fields may have been assigned since loading, so the recorded
+    /// source applies only if the value is the recorded one.
     pub(crate) fn of(&self, key: &str, value: &str, default: &str) -> Source {
         match self.recorded.get(key) {
             Some((recorded, source)) if recorded == value => source.clone(),

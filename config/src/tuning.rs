@@ -1,17 +1,17 @@
-//! Where a measured table of paths comes from.
+//! The setting for the measured table of paths.
 
 use std::path::PathBuf;
 
 use crate::setting::{Setting, public_setting};
 
-/// Which measured table of paths a job uses.
+/// The measured table of paths that a job uses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TuningChoice {
-    /// The table that `ryz tune --apply` wrote for this user, if it is there and fits the machine.
+    /// The table that `ryz tune --apply` wrote for this user, if it exists and fits the machine.
     Auto,
-    /// None: the built-in table decides.
+    /// No table: the built-in one applies.
     Off,
-    /// The table in this file, which must be there and fit.
+    /// The table in this file, which must exist and fit.
     File(PathBuf),
 }
 

@@ -1,7 +1,7 @@
 //! The standard output and standard error of a launcher.
 //!
-//! Only a thread of its own writes to each stream. If its reader stops reading (a paused pager, a full pipe, Ctrl-S), that
-//! blocks this thread and nothing else. A thread that is blocked does not keep a process from exiting.
+//! One dedicated thread writes to each stream. If the stream's reader stops reading (a paused pager, a full pipe, Ctrl-S), that
+//! blocks this thread and nothing else. A blocked thread does not keep a process from exiting.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,42 +13,43 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-/// Bytes that [`Stream::write`] queues before it waits. [`Stream::say`] may queue twice as many.
+/// Number of bytes that [`Stream::write`] queues before it waits. [`Stream::say`] may queue twice as many.
 const LIMIT: usize = 1 << 20;
-/// How long [`flush`] waits at most after [`hurry`].
+/// Maximum wait of [`flush`] after [`shorten_flush_timeout`].
 const HURRY: Duration = Duration::from_millis(200);
-/// When [`hurry`] was called.
+/// Time of the call of [`shorten_flush_timeout`].
 static HURRIED: OnceLock<Instant> = OnceLock::new();
-/// Bytes that the readers of all streams have taken.
+/// Number of bytes that the readers of all streams have taken.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// The most bytes of one write: a longer one shows no progress while a slow reader reads.
+/// Maximum number of bytes of one write: a longer one shows no progress while a slow reader reads.
 const PIECE: usize = 16 << 10;
 
-/// Standard output.
+/// Returns standard output.
 pub fn stdout() -> &'static Stream {
     static STDOUT: LazyLock<Stream> = LazyLock::new(|| Stream::start("ryz-stdout", io::stdout()));
     &STDOUT
 }
 
-/// Standard error.
+/// Returns standard error.
 pub fn stderr() -> &'static Stream {
     static STDERR: LazyLock<Stream> = LazyLock::new(|| Stream::start("ryz-stderr", io::stderr()));
     &STDERR
 }
 
-/// Waits until both streams have written what is queued. Gives up once neither has written anything for `patience`: a slow
-/// reader gets everything, one that has stopped does not hold up the launcher.
+/// Waits until both streams have written their queues. Gives up once neither has written anything for `patience`: a slow reader
+/// gets everything, one that has stopped does not hold up the launcher.
 pub fn flush(patience: Duration) {
     wait(patience, || stdout().is_flushed() && stderr().is_flushed());
 }
 
-/// From now on, [`flush`] waits for hardly any time, also one that has begun: the process that the user sees has died.
+/// Limits the waits of [`flush`] to a short time from now on, including one in progress: the process that the user sees has
+/// died.
 pub(crate) fn shorten_flush_timeout() {
     let _ = HURRIED.set(Instant::now());
 }
 
-/// Waits until something is done that depends on the readers of the streams. Gives up once they have read nothing for `patience`,
-/// and soon after [`hurry`].
+/// Waits until something is done that depends on the readers of the streams. Gives up once they have read nothing for
+/// `patience`, and soon after [`shorten_flush_timeout`].
 pub(crate) fn wait(patience: Duration, is_done: impl Fn() -> bool) {
     let (mut written, mut deadline) = (WRITTEN.load(Ordering::Relaxed), Instant::now() + patience);
     while !is_done() {
@@ -71,20 +72,20 @@ pub struct Stream(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Something has been queued.
+    /// Notified when something has been queued.
     filled: Condvar,
-    /// Bytes that [`Stream::write`] may still queue.
+    /// Number of bytes that [`Stream::write`] may still queue.
     room: Semaphore,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queued: Vec<u8>,
-    /// The part of `room` that `queued` takes.
+    /// The part of `room` that `queued` occupies.
     reserved: usize,
-    /// The thread writes what it took from the queue.
+    /// True while the thread writes the bytes that it took from the queue.
     writing: bool,
-    /// Nobody reads any more: everything is discarded.
+    /// True once the stream has no reader: everything is discarded.
     closed: bool,
 }
 
@@ -95,15 +96,15 @@ impl Stream {
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || writer.run(&to));
         if let Err(error) = thread {
-            // A system that has no thread left for this starts no rank either. Nothing runs yet, so this may block.
+            // A system without a thread for this starts no rank either. Nothing runs yet, so this may block.
             eprintln!("ryz: no thread for {name}: {error}; nothing more is written there");
             shared.close();
         }
         Self(shared)
     }
 
-    /// Queues the output of a rank. Waits while much is queued, so that a rank cannot write faster than this stream's reader
-    /// reads. Once nobody reads any more, `line` is discarded.
+    /// Queues the output of a rank. Waits while the queue is full, so that a rank cannot write faster than this stream's reader
+    /// reads. Once the stream has no reader, `line` is discarded.
     pub async fn write(&self, line: &[u8]) {
         let reserved = line.len().min(LIMIT);
         if let Ok(room) = self.0.room.acquire_many(reserved as u32).await {
@@ -117,8 +118,8 @@ impl Stream {
         }
     }
 
-    /// Queues a message of the launcher itself. Never waits: it is discarded if very much is queued, or if nobody reads any
-    /// more.
+    /// Queues a message of the launcher itself. Never waits: the message is discarded if the queue is far too long, or if the
+    /// stream has no reader.
     pub fn say(&self, text: &str) {
         let mut state = self.0.state();
         if !state.closed && state.queued.len() + text.len() <= 2 * LIMIT {
@@ -127,14 +128,14 @@ impl Stream {
         }
     }
 
-    /// Whether everything has been written that ever will be.
+    /// Returns true if everything has been written that ever will be.
     fn is_flushed(&self) -> bool {
         let state = self.0.state();
         state.closed || (!state.writing && state.queued.is_empty())
     }
 }
 
-/// For a log: each `write` is a whole message, and is said.
+/// The writer of a log. Each `write` is a whole message, and is queued with [`Stream::say`].
 impl io::Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.say(&String::from_utf8_lossy(bytes));
@@ -152,7 +153,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes until nobody reads any more: everything that has been queued meanwhile at once.
+    /// Writes until the stream has no reader, each time everything that has been queued meanwhile.
     fn run(&self, to: &impl AsFd) {
         let mut batch = Vec::new();
         loop {
@@ -187,7 +188,7 @@ fn write_all(to: &impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> {
                 bytes = &bytes[count..];
             }
             Err(Errno::INTR) => {}
-            // Another process that shares the stream has made it non-blocking.
+            // Another process that shares the stream has set it to non-blocking mode.
             Err(Errno::AGAIN) => {
                 let _ = poll(&mut [PollFd::new(to, PollFlags::OUT)], None);
             }
@@ -242,7 +243,7 @@ mod tests {
         assert!(waits.is_err(), "6 MB fit into the queue");
         stream.say("the end\n");
         assert!(!is_flushed_in(&stream, Duration::from_millis(10)));
-        // Whatever fits is kept, the rest is discarded: this ends.
+        // The bytes that fit are kept, the rest is discarded: this ends.
         for _ in 0..100 {
             stream.say(&"y".repeat(64 << 10));
         }

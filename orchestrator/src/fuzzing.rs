@@ -1,4 +1,4 @@
-//! The decoders of this crate for the fuzz targets. No API: it may change at any time.
+//! The decoders of this crate for the fuzz targets. Not a public API: it may change at any time.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::control as wire;
 use crate::rendezvous::codec;
 use crate::rendezvous::core::{Core, Event, Report, RequestId};
 
-/// Requests to a rendezvous, one after the other, each behind a byte for its kind and one for its length: whatever they say, no
-/// request is answered twice, and none is left when all deadlines have passed.
+/// Handles requests to a rendezvous, one after the other, each preceded by a byte for its kind and one for its length. Whatever
+/// their content, no request is answered twice, and none is left when all deadlines have passed.
 pub fn requests(mut bytes: &[u8]) {
     const RANKS: u32 = 2;
     let mut core = Core::new(RANKS, crate::VERSION, Epoch(1));
@@ -69,7 +69,7 @@ fn event(kind: u8, message: &[u8], now: Duration, id: RequestId) -> Option<Event
     })
 }
 
-/// A roster, as every rank gets it: it decodes to what encodes to the same again, or to an error.
+/// Decodes a roster, as every rank gets it: it decodes to a value that encodes to the same again, or to an error.
 pub fn roster(bytes: &[u8]) {
     if let Ok(joined) = codec::decode_roster(bytes) {
         assert_eq!(codec::decode_roster(&codec::encode_roster(&joined)), Ok(joined));

@@ -1,10 +1,10 @@
-//! Models by their name on the Hugging Face hub, from the cache that its tools fill. This module downloads nothing.
+//! Models by their name on the Hugging Face hub, from the cache that Hugging Face's tools fill. This module downloads nothing.
 
 use std::path::{Path, PathBuf};
 
 use crate::rendezvous::Environment;
 
-/// Why there is no folder for a name.
+/// The reason why a name has no folder.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HubError {
     /// The cache does not have the model.
@@ -15,17 +15,17 @@ pub enum HubError {
     NotCached {
         /// The model's name.
         name: String,
-        /// The branch, tag or commit, if one was asked for.
+        /// The branch, tag or commit, if one was given.
         revision: Option<String>,
         /// The folder of the cache.
         cache: PathBuf,
     },
-    /// The environment does not say where the cache is.
+    /// The environment does not give the location of the cache.
     #[error("{0} is not a folder, and without HOME or HF_HOME there is no Hugging Face cache to look into")]
     NoCache(String),
 }
 
-/// The folder of a model: `model` itself if it exists, else, for `org/name` or `org/name@revision`, the snapshot in the
+/// Returns the folder of a model: `model` itself if it exists, else, for `org/name` or `org/name@revision`, the snapshot in the
 /// cache. Anything else is returned unchanged.
 ///
 /// # Errors
@@ -37,7 +37,7 @@ pub fn resolve(model: &Path, environment: &Environment) -> Result<PathBuf, HubEr
     let cache = cache(environment).ok_or_else(|| HubError::NoCache(name.into()))?;
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     let reference = repository.join("refs").join(revision.unwrap_or("main"));
-    // A reference holds the commit that it points to; a commit is its own.
+    // A reference contains the commit that it points to; a commit points to itself.
     let commit = std::fs::read_to_string(reference).ok().map(|text| text.trim().to_owned());
     let commit = commit.or_else(|| revision.map(str::to_owned));
     let snapshot = commit.map(|commit| repository.join("snapshots").join(commit));
@@ -48,7 +48,7 @@ pub fn resolve(model: &Path, environment: &Environment) -> Result<PathBuf, HubEr
     })
 }
 
-/// `org/name`, and the revision behind an `@`.
+/// Splits a name into `org/name`, and the revision after an `@`.
 fn parse(text: &str) -> Option<(&str, Option<&str>)> {
     let (name, revision) = match text.split_once('@') {
         Some((name, revision)) => (name, Some(revision)),
@@ -64,7 +64,7 @@ fn parse(text: &str) -> Option<(&str, Option<&str>)> {
     is_name.then_some((name, revision))
 }
 
-/// Where Hugging Face's tools keep models.
+/// Returns the folder where Hugging Face's tools keep models.
 fn cache(environment: &Environment) -> Option<PathBuf> {
     let folder = |name: &str| environment.get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
     folder("HF_HUB_CACHE")

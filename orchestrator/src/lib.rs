@@ -35,7 +35,7 @@ pub mod supervisor;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
 
-// For the command of this repository, its benchmarks and its tests; no API, may change at any time.
+// For the command of this repository, its benchmarks and its tests; not a public API, may change at any time.
 #[doc(hidden)]
 pub mod catalogue;
 #[doc(hidden)]
@@ -60,13 +60,13 @@ pub use {
 /// The version of this crate, which must be the same on all ranks of a job.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The host name.
+/// Returns the host name.
 #[doc(hidden)]
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// A count with its noun: `1 rank`, `4 ranks`.
+/// Formats a count with its noun: `1 rank`, `4 ranks`.
 #[doc(hidden)]
 pub fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })

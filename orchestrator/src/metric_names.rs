@@ -27,7 +27,7 @@ pub const HEARTBEATS: Metric = Metric {
 pub const RESIDENT_BYTES: Metric = gauge("ryz_resident_bytes", "Resident memory of the process");
 /// GPU memory that this rank uses.
 pub const GPU_USED_BYTES: Metric = gauge("ryz_gpu_used_bytes", "GPU memory that this rank uses");
-/// GPU memory that this rank has allocated, what pools keep for later included.
+/// GPU memory that this rank has allocated, including memory that pools keep for later.
 pub const GPU_RESERVED_BYTES: Metric = gauge(
     "ryz_gpu_reserved_bytes",
     "GPU memory that this rank has allocated, what pools keep for later included",
@@ -44,7 +44,7 @@ pub const GPU_UTILIZATION: Metric =
     gauge("ryz_gpu_utilization_ratio", "Share of time in which a kernel ran on the rank's GPU, from 0 to 1");
 /// Temperature of the rank's GPU.
 pub const GPU_TEMPERATURE: Metric = gauge("ryz_gpu_temperature_celsius", "Temperature of the rank's GPU");
-/// Memory of the rank's GPU that anybody uses.
+/// Memory of the rank's GPU that is used by any process.
 pub const GPU_DEVICE_USED_BYTES: Metric =
     gauge("ryz_gpu_device_used_bytes", "Memory of the rank's GPU that anybody uses");
 /// All memory of the rank's GPU.
@@ -59,7 +59,7 @@ pub const GPU_ECC_CORRECTED: Metric =
 pub const GPU_ECC_UNCORRECTED: Metric =
     gauge("ryz_gpu_ecc_uncorrected", "Errors that ECC could not correct, since the driver was loaded");
 
-/// What is known only on a rank with a GPU.
+/// The metrics that exist only on a rank with a GPU.
 pub const OF_GPUS: &[Metric] = &[
     GPU_USED_BYTES,
     GPU_RESERVED_BYTES,
@@ -82,7 +82,7 @@ const fn gauge(name: &'static str, meaning: &'static str) -> Metric {
 /// Every metric of this crate that needs no GPU.
 pub const OWN: &[Metric] = &[INFO, RESTARTS, HEARTBEATS, RESIDENT_BYTES];
 
-/// Every metric of this crate and of the groups.
+/// Returns every metric of this crate and of the groups.
 pub fn all() -> impl Iterator<Item = &'static Metric> {
     OWN.iter().chain(OF_GPUS).chain(ryzanstein_process_group::metric_names::ALL)
 }

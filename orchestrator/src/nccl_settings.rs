@@ -15,9 +15,9 @@ use crate::rendezvous::Environment;
 /// The host-wide file.
 const OF_HOST: &str = "/etc/nccl.conf";
 
-/// The user's own NCCL variables, strongest first: from `environment`, from the file that `NCCL_CONF_FILE` names (otherwise
-/// `.nccl.conf` in the home folder of the password database), and from `/etc/nccl.conf`. Files that cannot be read are
-/// ignored, as NCCL ignores them.
+/// Returns the user's own NCCL variables, strongest first: from `environment`, from the file that `NCCL_CONF_FILE` names
+/// (otherwise `.nccl.conf` in the home folder of the password database), and from `/etc/nccl.conf`. Files that cannot be read
+/// are ignored, as NCCL ignores them.
 #[doc(hidden)]
 pub fn user_variables(environment: &Environment) -> Vec<UserVariable> {
     user_variables_in(environment, home().as_deref())
@@ -31,17 +31,17 @@ fn user_variables_in(environment: &Environment, home: Option<&Path>) -> Vec<User
     all
 }
 
-/// Far more than all of NCCL's variables take.
+/// Upper bound of the file size: far more than all of NCCL's variables take.
 const LARGEST_FILE: ByteSize = ByteSize::mib(1);
 
-/// The files that NCCL reads, the stronger first; `home` is the user's home folder.
+/// Returns the files that NCCL reads, the stronger first; `home` is the user's home folder.
 fn files(environment: &Environment, home: Option<&Path>) -> Vec<PathBuf> {
     let named = environment.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let users = named.or_else(|| home.map(|home| home.join(".nccl.conf")));
     users.into_iter().chain([OF_HOST.into()]).collect()
 }
 
-/// The user's home folder according to the password database, where NCCL looks: it ignores `HOME`.
+/// Returns the user's home folder according to the password database, where NCCL looks: it ignores `HOME`.
 fn home() -> Option<PathBuf> {
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::current()).ok().flatten();
     user.map(|user| user.dir)
@@ -53,7 +53,7 @@ fn of_file(path: &Path) -> Vec<UserVariable> {
     pairs.map(|(name, value)| UserVariable { name, value, file: Some(path.to_owned()) }).collect()
 }
 
-/// The variables that `[nccl]` requires and that neither `environment` nor NCCL's files set.
+/// Returns the variables that `[nccl]` requires and that neither `environment` nor NCCL's files set.
 pub fn missing(config: &Config, environment: &Environment) -> Vec<(String, String)> {
     nccl::missing(config, &user_variables(environment))
 }
@@ -110,7 +110,7 @@ mod tests {
         };
         assert_eq!(of_file(&[], folder.path()), ["NCCL_MAX_CTAS"]);
         assert_eq!(of_file(&[("NCCL_CONF_FILE", other)], folder.path()), ["NCCL_DEBUG"]);
-        // As NCCL does: an empty name is none, and HOME is not asked.
+        // As in NCCL: an empty name is ignored, and HOME is not read.
         assert_eq!(of_file(&[("NCCL_CONF_FILE", "")], folder.path()), ["NCCL_MAX_CTAS"]);
         let home = folder.path().to_str().expect("text");
         assert_eq!(of_file(&[("HOME", home)], nowhere), Vec::<String>::new());

@@ -1,6 +1,6 @@
 //! The facade for embedding: one rank of a job inside another program's process.
 //!
-//! It installs no signal handler or logger, and never ends the process. Only a [`Builder`] that is given no environment reads that
+//! It installs no signal handler or logger, and never ends the process. Only a [`Builder`] without an environment reads that
 //! of the process.
 
 use std::error::Error as StdError;
@@ -35,9 +35,9 @@ use crate::rendezvous::{self, Connection, Environment};
 #[derive(Debug)]
 pub struct Orchestrator {
     config: Config,
-    // Dropped before the connection: a rank that serves the rendezvous must do so until its groups have left.
+    // Dropped before the connection: a rank that serves the rendezvous must continue to do so until its groups have left.
     manager: ProcessGroupManager,
-    // Until the groups have left, over the connection.
+    // Runs until the groups have left, over the connection.
     heartbeat: Option<Heartbeat>,
     connection: Connection,
 }
@@ -99,7 +99,7 @@ impl Builder {
         Self { rendezvous: Some(rendezvous), ..self }
     }
 
-    /// Computes on a GPU that the caller has opened or [taken over](Device::from_cudarc), on its stream.
+    /// Uses a GPU that the caller has opened or [taken over](Device::from_cudarc), on its stream.
     pub fn device(self, device: &Device) -> Self {
         Self { device: Some(device.clone()), ..self }
     }
@@ -107,7 +107,7 @@ impl Builder {
     /// Reads the settings, finds the other ranks, joins them and creates the process groups.
     ///
     /// # Errors
-    /// [`Error::Configuration`] for wrong settings; otherwise as [`Orchestrator::initialize`].
+    /// [`Error::Configuration`] for wrong settings; otherwise the errors of [`Orchestrator::initialize`].
     pub fn initialize(self) -> Result<Orchestrator, Error> {
         let Self { config, file, set, environment, rendezvous, device } = self;
         let environment = environment.unwrap_or_else(rendezvous::process_environment);
@@ -159,9 +159,10 @@ impl Orchestrator {
     /// Finds the rendezvous from the environment, joins the job and creates the process groups.
     ///
     /// # Errors
-    /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]; [`Error::Configuration`] when the job runs on
-    /// NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`], or when it runs on CPUs and this
-    /// process cannot use `model.instruction_set`, see [`instruction_set::choose`]. The error is reported to the launcher.
+    /// Returns the errors of [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]; [`Error::Configuration`] when the
+    /// job runs on NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`], or when it runs on
+    /// CPUs and this process cannot use `model.instruction_set`, see [`instruction_set::choose`]. The error is reported to the
+    /// launcher.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         Self::join(config.clone(), environment, rendezvous::connect(config, environment)?, None)
     }
@@ -185,7 +186,7 @@ impl Orchestrator {
         });
         match initialized {
             Ok(mut manager) => {
-                // Only a launcher of ours listens to heartbeats.
+                // Only our own launcher receives heartbeats.
                 let launcher = connection.launcher().filter(|_| environment.contains_key("RYZ_RENDEZVOUS"));
                 let heartbeat = launcher.and_then(|launcher| {
                     let (flight, ranks) = (manager.flight_recorder(), manager.roster().world_size());
@@ -200,17 +201,17 @@ impl Orchestrator {
         }
     }
 
-    /// The settings that this rank joined with.
+    /// Returns the settings that this rank joined with.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The process groups.
+    /// Returns the process groups.
     pub fn manager(&mut self) -> &mut ProcessGroupManager {
         &mut self.manager
     }
 
-    /// The tensor-parallel group: the ranks that share each layer.
+    /// Returns the tensor-parallel group: the ranks that share each layer.
     pub fn tensor_parallel(&mut self) -> &mut ProcessGroup {
         self.manager.tensor_parallel()
     }
@@ -220,7 +221,7 @@ impl Orchestrator {
     /// [`tensor_parallel`](Self::tensor_parallel) serves as well.
     ///
     /// # Errors
-    /// As [`Llama::load`].
+    /// Returns the errors of [`Llama::load`].
     pub fn load_model(
         &mut self,
         directory: &Path,
@@ -232,7 +233,7 @@ impl Orchestrator {
     /// Loads a model as [`load_model`](Self::load_model) does, with its tokenizer and chat template.
     ///
     /// # Errors
-    /// As [`TextModel::load`].
+    /// Returns the errors of [`TextModel::load`].
     pub fn load_text_model(
         &mut self,
         directory: &Path,
@@ -241,7 +242,7 @@ impl Orchestrator {
         TextModel::load(directory, dtype, &mut self.manager)
     }
 
-    /// Reports to the launcher, if there is one, why this rank gives up, and in which collective.
+    /// Reports to the launcher, if there is one, the reason why this rank gives up, and the collective.
     pub fn report(&self, error: &(dyn StdError + 'static)) {
         use ryzanstein_tensor_parallel::Error as ModelError;
         let mut cause = Some(error);
@@ -265,7 +266,7 @@ impl Orchestrator {
     /// Tells the launcher, if there is one, and the other ranks that the program has panicked on this rank, with the panic's
     /// message. An uncaught panic is reported when this value is dropped, without the message.
     pub fn report_panic(&self, message: &str) {
-        // The launcher first, so that it does not hear of it from the others.
+        // The launcher first, so that it does not learn of the panic from the others.
         self.connection.report_failure(&Error::Panicked(message.into()), self.manager.last_call().as_deref());
         self.manager.panicked(message);
     }
@@ -273,7 +274,7 @@ impl Orchestrator {
     /// Leaves the job. Reports an error to the launcher, if there is one. See [`ProcessGroupManager::finalize`].
     ///
     /// # Errors
-    /// As [`ProcessGroupManager::finalize`].
+    /// Returns the errors of [`ProcessGroupManager::finalize`].
     pub fn finalize(self) -> Result<(), Error> {
         let Self { manager, heartbeat, connection, .. } = self;
         let last_call = manager.last_call();

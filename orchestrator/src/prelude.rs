@@ -1,4 +1,4 @@
-//! What an embedding program uses most: `use ryzanstein_orchestrator::prelude::*;`.
+//! The most used items for embedding programs: `use ryzanstein_orchestrator::prelude::*;`.
 
 pub use ryzanstein_config::{BackendChoice, Config};
 pub use ryzanstein_process_group::{

@@ -6,23 +6,23 @@ use ryzanstein_process_group::ProfileRow;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::units::{bytes, time};
 
-/// Fewer calls than this are cold starts, which no target is meant for.
+/// Number of calls below which calls are cold starts, to which no target applies.
 const JUDGED_FROM: u64 = 5;
 
-/// What a text is written to.
+/// The destination of a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Screen {
-    /// Characters in a line; `None` where lines may be of any length, as in a file.
+    /// Maximum number of characters in a line; `None` if lines may be of any length, as in a file.
     pub width: Option<usize>,
-    /// Whether ANSI colours are understood.
+    /// True if ANSI colours are supported.
     pub color: bool,
 }
 
 impl Screen {
-    /// A file or a pipe: everything, without colours.
+    /// A file or a pipe: no limit and no colours.
     pub const PLAIN: Self = Self { width: None, color: false };
 
-    /// `text` in the colour of `tone`.
+    /// Returns `text` in the colour of `tone`.
     pub fn paint(self, tone: Tone, text: &str) -> String {
         match tone {
             Tone::Plain => text.to_owned(),
@@ -36,15 +36,15 @@ impl Screen {
     }
 }
 
-/// What a text means to its reader; a colour stands for each.
+/// The tone of a text; a colour represents each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tone {
-    /// Nothing special.
+    /// No special meaning.
     #[default]
     Plain,
-    /// As it should be.
+    /// The expected state.
     Good,
-    /// Worth a look.
+    /// A warning.
     Warning,
     /// A failure.
     Bad,
@@ -62,22 +62,22 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A text with a tone.
+    /// Creates a text with a tone.
     pub fn new(text: impl Into<String>, tone: Tone) -> Self {
         Self { text: text.into(), tone }
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The tone.
+    /// Returns the tone.
     pub const fn tone(&self) -> Tone {
         self.tone
     }
 
-    /// `met` or `missed`; a dash where nothing was judged.
+    /// Creates a verdict: `met` or `missed`; a dash if nothing was judged.
     pub fn verdict(met: Option<bool>) -> Self {
         match met {
             Some(true) => Self::new("met", Tone::Good),
@@ -104,32 +104,33 @@ impl From<&str> for Cell {
 pub struct Column<'a> {
     head: &'a str,
     is_left: bool,
-    /// Where lines are too long, columns with the greatest number are left out first; one with 0 stays.
+    /// Priority of leaving out the column if lines are too long: columns with the greatest number are left out first; one with
+    /// 0 stays.
     drop_priority: u8,
 }
 
 impl<'a> Column<'a> {
-    /// A column of texts.
+    /// Creates a column of texts.
     pub const fn left(head: &'a str) -> Self {
         Self { head, is_left: true, drop_priority: 0 }
     }
 
-    /// A column of numbers.
+    /// Creates a column of numbers.
     pub const fn right(head: &'a str) -> Self {
         Self { head, is_left: false, drop_priority: 0 }
     }
 
-    /// The text above the column.
+    /// Returns the text above the column.
     pub const fn head(&self) -> &'a str {
         self.head
     }
 
-    /// Whether texts are aligned to the left.
+    /// Returns true if texts are aligned to the left.
     pub const fn is_left(&self) -> bool {
         self.is_left
     }
 
-    /// The same, left out where lines are too long: columns with the greatest number first.
+    /// Sets the priority of leaving out the column if lines are too long: columns with the greatest number are left out first.
     #[must_use]
     pub const fn drop_priority(self, order: u8) -> Self {
         Self { drop_priority: order, ..self }
@@ -139,17 +140,17 @@ impl<'a> Column<'a> {
 /// Columns with their widths, fitted to a screen. Rows can be written one by one.
 #[derive(Clone, Debug)]
 pub struct Layout<'a> {
-    /// Each column with its width; `None` for one that is left out.
+    /// Each column with its width; `None` for a column that is left out.
     columns: Vec<(Column<'a>, Option<usize>)>,
     screen: Screen,
 }
 
-/// Between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 2;
 
 impl<'a> Layout<'a> {
-    /// Columns as wide as their heads and `widths`, as far as they fit the screen. If not even the columns that stay fit, the
-    /// widest of their texts is cut.
+    /// Creates columns as wide as their heads and `widths`, as far as they fit the screen. If even the remaining columns do not
+    /// fit, the widest of their texts is cut.
     pub fn new(columns: &[Column<'a>], widths: &[usize], screen: Screen) -> Self {
         let widths = widths.iter().copied().chain(std::iter::repeat(0));
         let mut columns: Vec<(Column<'a>, Option<usize>)> =
@@ -172,18 +173,18 @@ impl<'a> Layout<'a> {
         Self { columns, screen }
     }
 
-    /// The line of the heads, with its line break.
+    /// Returns the header line, with its line break.
     pub fn head(&self) -> String {
         self.line(self.columns.iter().map(|(column, _)| Cell::new(column.head, Tone::Strong)))
     }
 
-    /// The line of a row, with its line break.
+    /// Returns the line of a row, with its line break.
     pub fn row(&self, cells: &[Cell]) -> String {
         self.line(cells.iter().cloned())
     }
 
     fn line(&self, cells: impl Iterator<Item = Cell>) -> String {
-        // Spaces are owed until something follows: no line ends with any.
+        // Spaces are written only before further text: no line ends with any.
         let (mut line, mut owed) = (String::new(), 0);
         for ((column, width), cell) in self.columns.iter().zip(cells) {
             let Some(width) = *width else { continue };
@@ -203,7 +204,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// At most `width` characters.
+/// Returns at most `width` characters.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -211,7 +212,7 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The rows as a table with a line of heads.
+/// Formats the rows as a table with a header line.
 pub fn table(columns: &[Column<'_>], rows: &[Vec<Cell>], screen: Screen) -> String {
     let mut widths = vec![0; columns.len()];
     for row in rows {
@@ -223,7 +224,7 @@ pub fn table(columns: &[Column<'_>], rows: &[Vec<Cell>], screen: Screen) -> Stri
     rows.iter().fold(layout.head(), |text, row| text + &layout.row(row))
 }
 
-/// A table without colours or limits: the first `left` columns to the left, the others to the right.
+/// Formats a table without colours or limits: the first `left` columns are aligned to the left, the others to the right.
 pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
     let column = |(index, head)| if index < left { Column::left(head) } else { Column::right(head) };
     let columns: Vec<Column<'_>> = head.iter().copied().enumerate().map(column).collect();
@@ -232,8 +233,8 @@ pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
     table(&columns, &rows, Screen::PLAIN)
 }
 
-/// A text in lines that fit the screen, each behind `indent` spaces but for the first. A word that is too wide for that, such as a path, stays
-/// whole and begins further left.
+/// Formats a text in lines that fit the screen, each after `indent` spaces except for the first. A word that is too wide for
+/// that, such as a path, stays whole and begins further left.
 pub fn wrap(text: &str, indent: usize, screen: Screen) -> String {
     let Some(width) = screen.width else { return text.to_owned() };
     let most = width.saturating_sub(indent).max(20);
@@ -258,7 +259,7 @@ pub fn wrap(text: &str, indent: usize, screen: Screen) -> String {
     })
 }
 
-/// The cells of a documented target and of the verdict on a latency.
+/// Returns the cells of a documented target and of the verdict on a latency.
 fn judged(op: &str, bytes: u64, median_us: f64) -> [Cell; 2] {
     match target(op, bytes) {
         None => ["-".into(), Cell::verdict(None)],
@@ -275,9 +276,9 @@ pub struct Figures {
     pub calls: u64,
     /// Median, 90th and 99th percentile and largest latency, in microseconds.
     pub latency_us: [f64; 4],
-    /// In 10⁹ bytes per second.
+    /// Algorithm bandwidth in 10⁹ bytes per second.
     pub algbw_gbs: f64,
-    /// In 10⁹ bytes per second.
+    /// Bus bandwidth in 10⁹ bytes per second.
     pub busbw_gbs: f64,
 }
 
@@ -294,7 +295,7 @@ impl Figures {
         Column::right("busbw GB/s").drop_priority(2),
     ];
 
-    /// One row's cells.
+    /// Returns the cells of one row.
     pub fn cells(&self) -> [Cell; 8] {
         let [median, p90, p99, max] = self.latency_us.map(time);
         let bandwidth = |gbs: f64| format!("{gbs:.3}");
@@ -311,8 +312,8 @@ impl Figures {
     }
 }
 
-/// The rows of a profile as a table with percentiles, bandwidths and path; where the capability of the links is known, the
-/// share of it that was used; and with `targets`, the documented targets and the verdicts on them.
+/// Formats the rows of a profile as a table with percentiles, bandwidths and path; if the capability of the links is known,
+/// with the share of it that was used; and with `targets`, with the documented targets and the verdicts on them.
 pub fn profile(rows: &[ProfileRow], targets: bool, screen: Screen) -> String {
     let linked = rows.iter().any(|r| r.link_share.is_some());
     let names = [

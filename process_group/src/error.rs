@@ -1,4 +1,4 @@
-//! Errors that say whose fault it was.
+//! Errors that name the rank that caused them.
 
 use std::io;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use std::time::Duration;
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::{self, Rank};
 
-/// The result of everything here.
+/// The result of all functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation failed. Ranks in here are global ones.
+/// The reason why an operation failed. Ranks are global ones.
 ///
-/// Cheap to clone: a failed group hands out its cause again and again.
+/// Cheap to clone: a failed group returns its cause again and again.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The user asked for something that cannot be.
+    /// The user asked for something impossible.
     #[error("configuration: {0}")]
     Configuration(String),
 
-    /// This rank's own call was wrong. Nothing has left the rank, and the group stays usable.
+    /// This rank's own call was wrong. It has sent nothing to other ranks, and the group stays usable.
     #[error("invalid call: {0}")]
     Invalid(String),
 
-    /// Ranks called different things. No result has been produced; on NCCL, which compares nothing itself, results of the
-    /// last 60 ms may be wrong.
+    /// Ranks made different calls. The call has produced no result; on NCCL, which compares nothing itself, results of the last 60
+    /// ms may be wrong.
     #[error(
         "mismatched calls in group `{group}`, call {sequence}: rank {rank} calls {mine}, rank {peer} calls {theirs}; \
          they differ in {field}. Every rank of a group must make the same calls in the same order"
@@ -35,68 +35,68 @@ pub enum Error {
         group: String,
         /// Number of the call in the group.
         sequence: u64,
-        /// What differs.
+        /// The property that differs.
         field: &'static str,
-        /// The rank that saw it.
+        /// The rank that noticed the mismatch.
         rank: Rank,
-        /// What it calls.
+        /// The call of this rank.
         mine: String,
         /// The other rank.
         peer: Rank,
-        /// What that calls.
+        /// The call of the other rank.
         theirs: String,
     },
 
-    /// A rank has gone: its connection broke.
+    /// A rank is lost: its connection broke.
     #[error("lost rank {rank} (host {host}, pid {pid}) during {during}: {detail}")]
     PeerLost {
-        /// Who has gone.
+        /// The lost rank.
         rank: Rank,
-        /// Where it ran.
+        /// Its host.
         host: String,
         /// Its process.
         pid: u32,
-        /// What this rank was doing.
+        /// The current operation of this rank.
         during: String,
-        /// What the connection said.
+        /// The error of the connection.
         detail: String,
     },
 
-    /// A rank's process has been silent until the deadline: it is stopped, or its host or network is down. It may come back.
+    /// A rank's process has been silent until the deadline: it is stopped, or its host or network is down. It may recover.
     #[error(
         "rank {rank} (host {host}, pid {pid}) is unresponsive: its process is stopped, or its host or network is down; \
              {during} waited {waited:.1?} for it"
     )]
     PeerUnresponsive {
-        /// Who does not respond.
+        /// The rank that does not respond.
         rank: Rank,
-        /// Where it runs.
+        /// Its host.
         host: String,
         /// Its process.
         pid: u32,
-        /// What this rank was doing.
+        /// The current operation of this rank.
         during: String,
-        /// How long.
+        /// Duration of the wait.
         waited: Duration,
     },
 
-    /// Another rank gave up and said why.
+    /// Another rank gave up and reported the reason.
     #[error("rank {rank} aborted: {reason}")]
     PeerAborted {
-        /// Who gave up first.
+        /// The rank that gave up first.
         rank: Rank,
         /// Its own error.
         reason: String,
     },
 
-    /// Not everybody came in time.
+    /// Some ranks did not arrive in time.
     #[error("{what} timed out after {waited:.1?}: {}", missing_ranks(.missing))]
     Timeout {
-        /// What was waited for.
+        /// The operation that waited.
         what: String,
-        /// How long.
+        /// Duration of the wait.
         waited: Duration,
-        /// Who is not there. Empty if everybody is there but slow.
+        /// The ranks that have not arrived. Empty if all have arrived but are slow.
         missing: Vec<Rank>,
     },
 
@@ -104,21 +104,21 @@ pub enum Error {
     #[error("rendezvous: {0}")]
     Rendezvous(String),
 
-    /// A backend that was asked for cannot be used here.
+    /// A requested backend cannot be used here.
     #[error("backend `{backend}` cannot be used: {reason}")]
     BackendUnavailable {
         /// Its name.
         backend: String,
-        /// Why not, and on which ranks.
+        /// The reason, and the ranks that have it.
         reason: String,
     },
 
-    /// The start-up check got a wrong value.
+    /// The start-up check found a wrong value.
     #[error("self-check of {path} failed: {reason}; this path is refused")]
     SelfCheck {
         /// The path checked.
         path: String,
-        /// What was wrong.
+        /// The error.
         reason: String,
     },
 
@@ -126,20 +126,20 @@ pub enum Error {
     #[error("transport: {0}")]
     Transport(String),
 
-    /// The operating system refused something on this rank.
+    /// The operating system returned an error on this rank.
     #[error("{what}: {source}")]
     System {
-        /// What was to be done.
+        /// The operation that failed.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
 
-    /// This rank's GPU, or a library of it, refused something.
+    /// An error of this rank's GPU, or of one of its libraries.
     #[error(transparent)]
     Device(#[from] crate::device::DeviceError),
 
-    /// NCCL refused something.
+    /// An error of NCCL.
     #[error(transparent)]
     Nccl(#[from] crate::device::NcclError),
 
@@ -147,7 +147,7 @@ pub enum Error {
     #[error("the program panicked: {0}")]
     Panicked(String),
 
-    /// An earlier call failed and the state of the group is unknown since. Make a new one, under a new epoch.
+    /// An earlier call failed, and the state of the group has been unknown since. Make a new one, under a new epoch.
     #[error("this group failed before and cannot be used any more; the cause was: {0}")]
     Poisoned(Arc<Error>),
 }
@@ -161,7 +161,7 @@ fn missing_ranks(missing: &[Rank]) -> String {
 }
 
 impl Error {
-    /// For `map_err`: the operating system refused to do `what`.
+    /// For `map_err`: the operating system could not do `what`.
     pub fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |source| Self::System { what: what.into(), source: Arc::new(source) }
     }
@@ -199,7 +199,7 @@ impl Error {
         }
     }
 
-    /// The kind of error, as metrics name it.
+    /// Returns the kind of error, as metrics name it.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Configuration(_) => "configuration",
@@ -221,17 +221,17 @@ impl Error {
         }
     }
 
-    /// Whether the group can go on after this error: only when nothing has left the rank.
+    /// Returns true if the group can continue after this error: only if the rank has sent nothing.
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Self::Invalid(_) | Self::Configuration(_))
     }
 
-    /// Whether another try with the same settings on the same machines would fail alike, so that there is no point in it.
+    /// Returns true if another attempt with the same settings on the same machines would fail in the same way.
     pub fn is_permanent(&self) -> bool {
         matches!(self.root_cause(), Self::Configuration(_) | Self::BackendUnavailable { .. })
     }
 
-    /// The other ranks whose failure or absence this error came from, as far as it names them.
+    /// Returns the other ranks whose failure or absence caused this error, as far as it names them.
     pub fn caused_by(&self) -> Vec<Rank> {
         match self.root_cause() {
             Self::PeerLost { rank, .. }
@@ -244,7 +244,7 @@ impl Error {
         }
     }
 
-    /// The first cause, below any number of [`Error::Poisoned`].
+    /// Returns the first cause, below any number of [`Error::Poisoned`].
     pub fn root_cause(&self) -> &Self {
         match self {
             Self::Poisoned(inner) => inner.root_cause(),

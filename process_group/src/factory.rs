@@ -1,4 +1,4 @@
-//! How a backend is found usable, and connects groups.
+//! Probes backends, and connects groups with them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,41 +19,41 @@ use crate::stream::StreamBackend;
 use crate::types::backend_kind::BackendKind;
 use crate::types::rank::{LocalRank, Rank};
 
-/// What a rank knows before it joins.
+/// Facts that a rank knows before it joins.
 pub(crate) struct ProbeContext<'a> {
     pub(crate) config: &'a Config,
     pub(crate) search: &'a LibrarySearch,
-    /// The GPU that an engine brings along.
+    /// The GPU that an engine provides.
     pub(crate) device: Option<&'a Device>,
-    /// The rank's position on its host, where it is known already.
+    /// The rank's position on its host, if it is already known.
     pub(crate) local_rank: Option<LocalRank>,
-    /// What ranks that are threads of this process share.
+    /// The state that ranks share if they are threads of this process.
     pub(crate) in_process: Option<InProcess>,
-    /// Whether the rank listens for links of the others.
+    /// Ok if the rank listens for links of the other ranks, or the reason why it does not.
     pub(crate) listens: Result<()>,
 }
 
-/// Which ranks make a group at the same time.
+/// The ranks that make a group at the same time.
 #[derive(Clone, Copy)]
 pub(crate) enum Together<'a> {
     /// Every rank of the job makes a group of this kind.
     Everybody(&'a str),
-    /// Its members only.
+    /// Only its members.
     Members,
 }
 
-/// A group to be connected.
+/// A group to connect.
 pub(crate) struct GroupSpec<'a> {
     pub(crate) name: &'a str,
     /// This rank's position in the group.
     pub(crate) rank: Rank,
-    /// In group order.
+    /// The members, in group order.
     pub(crate) members: Vec<&'a Member>,
-    /// Whether this rank shares its CPUs with more ranks of the job than there are CPUs.
+    /// True if this rank shares its CPUs with more ranks of the job than there are CPUs.
     pub(crate) cpus_are_short: bool,
     pub(crate) together: Together<'a>,
     pub(crate) config: &'a Config,
-    /// What was measured for groups of all ranks, if this is one.
+    /// Measured ranges for groups of all ranks, if this is one.
     pub(crate) tuned: &'a [TunedRange],
     pub(crate) store: &'a Arc<dyn Store>,
     /// Links to the other ranks, if the backend [needs them](BackendFactory::needs_mesh).
@@ -62,7 +62,7 @@ pub(crate) struct GroupSpec<'a> {
 }
 
 impl GroupSpec<'_> {
-    /// One link to each other member.
+    /// Connects one link to each other member.
     ///
     /// # Errors
     /// Names the members that were not reached, with the connections that were made.
@@ -77,7 +77,7 @@ impl GroupSpec<'_> {
     }
 }
 
-/// A backend of a group: its calls are done on host memory when they return, or run on streams of a GPU.
+/// A backend of a group: its calls finish on host memory before they return, or run on streams of a GPU.
 pub(crate) enum AnyBackend {
     Host(Box<dyn Backend>),
     Stream(Box<dyn StreamBackend>),
@@ -115,18 +115,18 @@ impl AnyBackend {
 
 /// Makes the groups of one backend on this rank.
 pub(crate) trait BackendFactory: Send {
-    /// Which backend.
+    /// Returns the kind of the backend.
     fn kind(&self) -> BackendKind;
 
-    /// Whether groups need links between their members.
+    /// Returns true if groups need links between their members.
     fn needs_mesh(&self) -> bool;
 
-    /// Finds out, before this rank joins, whether it can use the backend, and takes what it would use.
+    /// Checks, before this rank joins, whether it can use the backend, and takes the resources that it would use.
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability;
 
-    /// Connects a group, with all its members. Called when all ranks have selected this backend.
+    /// Connects a group, together with all its members. Called when all ranks have selected this backend.
     ///
     /// # Errors
-    /// Names the members that did not come by the deadline.
+    /// Names the members that did not arrive by the deadline.
     fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend>;
 }

@@ -1,4 +1,4 @@
-//! The decoders of this crate for the fuzz targets. No API: it may change at any time.
+//! The decoders of this crate for the fuzz targets. Not part of the API: it may change at any time.
 
 use crate::link::security::{Binding, Protection};
 use crate::link::wire::frame::{HEADER, Header};
@@ -10,7 +10,7 @@ const SECRET: [u8; 32] = [7; 32];
 const NONCE: Nonce = [1; 32];
 const BINDING: Binding = [2; 32];
 
-/// Headers of the data plane, one after the other: each decodes to what encodes to it again, or to nothing.
+/// Decodes consecutive headers of the data plane: each decodes to a value that encodes to it again, or to nothing.
 pub fn frames(bytes: &[u8]) {
     for bytes in bytes.as_chunks::<HEADER>().0 {
         let Some(header) = Header::decode(bytes) else { continue };
@@ -19,7 +19,7 @@ pub fn frames(bytes: &[u8]) {
     }
 }
 
-/// The messages that a link begins with, from an end that does not know the secret, and a hello of one that does.
+/// Decodes the first messages of a link, from an end that does not know the secret, and a hello of one that does.
 pub fn link_handshake(bytes: &[u8]) {
     let secret = Secret::new(SECRET);
     if let Some(preface) = bytes.first_chunk()
@@ -58,7 +58,7 @@ pub fn link_handshake(bytes: &[u8]) {
     }
 }
 
-/// What the watchdogs of a group tell each other, as a stream of messages.
+/// Decodes the messages between the watchdogs of a group, as a stream.
 pub fn control_messages(bytes: &[u8]) {
     control::messages(bytes);
 }

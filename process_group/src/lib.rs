@@ -1,6 +1,6 @@
 //! Collectives among the ranks of a job, on GPUs or CPUs.
 //!
-//! Start at [`ProcessGroupManager`]. It joins a job through a [`Rendezvous`], picks one backend for all ranks, and hands out groups:
+//! Start at [`ProcessGroupManager`]. It joins a job through a [`Rendezvous`], selects one backend for all ranks, and makes groups:
 //!
 //! ```
 //! use ryzanstein_config::Config;
@@ -17,8 +17,8 @@
 //! # }
 //! ```
 //!
-//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. An error
-//! poisons the group, because the state of the other ranks is unknown; a restart makes new groups.
+//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. An
+//! error poisons the group, because the state of the other ranks is unknown; a restart makes new groups.
 //!
 //! Ranks that are threads of one process need no manager:
 //!
@@ -41,8 +41,8 @@
 //! | call collectives, send and receive | [`ProcessGroup`], with a [`Buffer`] and a [`ReduceOp`]; [`Work`] is a call in flight |
 //! | make groups of some ranks | [`ProcessGroupManager::new_group`] |
 //! | reduce gradients in buckets | [`BucketedReducer`] |
-//! | say who is in the job | [`Rendezvous`], [`Roster`], [`Layout`] |
-//! | see what happened | [`Error`], [`Profile`], [`FlightRecorder`] |
+//! | define the members of the job | [`Rendezvous`], [`Roster`], [`Layout`] |
+//! | inspect calls and errors | [`Error`], [`Profile`], [`FlightRecorder`] |
 //! | work on GPUs, with a stream of your own | [`mod@device`] |
 //! | learn why a call takes its path, or force another | [`paths`] |
 
@@ -83,7 +83,7 @@ pub use types::dtype::{DType, Element, UnknownDType};
 pub use types::operation::{CallFingerprint, Operation, ReduceOp};
 pub use types::rank::{Epoch, LocalRank, NoRank, Rank};
 
-// For the other crates of this repository; no API, may change at any time.
+// For the other crates of this repository; not part of the API, may change at any time.
 #[doc(hidden)]
 pub mod catalogue;
 #[cfg(feature = "fuzzing")]

@@ -1,6 +1,6 @@
-//! Ranks as threads of one process: every rank lays its contribution on a table and computes its own result.
+//! Ranks as threads of one process: every rank posts its contribution to a shared table and computes its own result.
 //!
-//! It shares nothing with the TCP backend but the reduction of slices, so that each checks the other.
+//! It shares only the reduction of slices with the TCP backend, so that each checks the other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -19,25 +19,25 @@ use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
 
-/// How long a rank that timed out waits to hear what the others were doing; all ranks share one clock here.
+/// Time for which a rank that timed out waits for the reports of the other ranks; all ranks share one clock here.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// The memory that ranks of one process share. Clones are the same hub.
+/// The memory that ranks of one process share. Clones refer to the same hub.
 #[derive(Clone, Default)]
 pub(crate) struct LoopbackHub {
     tables: Tables,
 }
 
-/// By group: the table where its members meet, for as long as one of them is to come or is there.
+/// The table of each group's members, kept while one of them is present or still expected.
 type Tables = Arc<Mutex<HashMap<String, Arc<Table>>>>;
 
 impl LoopbackHub {
-    /// A hub for ranks that will be given clones of it.
+    /// Creates a hub for ranks that get clones of it.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Sits down at the table of a group.
+    /// Joins the table of a group.
     pub(crate) fn join(&self, group: &str, rank: Rank, members: &[Rank]) -> Loopback {
         let mut tables = lock(&self.tables);
         let table = Arc::clone(tables.entry(group.to_owned()).or_default());
@@ -79,7 +79,7 @@ pub(crate) struct Loopback {
     tables: Tables,
     table: Arc<Table>,
     rank: Rank,
-    /// Global ranks, for errors.
+    /// Global ranks of the members, for errors.
     members: Vec<Rank>,
 }
 
@@ -88,7 +88,7 @@ impl Loopback {
         self.members[rank.index()]
     }
 
-    /// Waits until `ready` gives a value, somebody aborts, or the deadline passes; then `missing` names who lacks.
+    /// Waits until `ready` returns a value, a rank aborts, or the deadline passes; then `missing` names the absent ranks.
     fn wait<R>(
         &self,
         call: &Call<'_>,
@@ -99,7 +99,7 @@ impl Loopback {
         let mut deadline = call.deadline;
         let mut seats = lock(&self.table.seats);
         loop {
-            // A result that is there counts even if somebody has given up or left since.
+            // A result that exists counts even if a rank has given up or left since.
             if let Some(result) = ready(&mut seats)? {
                 return Ok(result);
             }
@@ -122,7 +122,7 @@ impl Loopback {
             let now = Instant::now();
             if now >= deadline {
                 if deadline == call.deadline {
-                    // Whoever came at the same moment may just be about to post.
+                    // A rank that arrived at the same moment may be about to post.
                     deadline += GRACE;
                 } else {
                     return Err(Error::Timeout {
@@ -215,7 +215,7 @@ impl Loopback {
     }
 }
 
-/// What a rank lays on the table.
+/// Returns the contribution that a rank posts.
 fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> Result<&'c [u8]> {
     let whole = match (call.input, &call.output) {
         (Some(input), _) => input.host()?,
@@ -234,7 +234,7 @@ fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> Result<&'c [u8]> {
     })
 }
 
-/// What a rank takes from the table.
+/// Computes a rank's result from the contributions.
 fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     let in_place = call.in_place;
     let CallFingerprint { operation, dtype, count } = call.fingerprint;
@@ -340,7 +340,7 @@ impl BackendFactory for Factory {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        // Nobody joins while the last one clears the table away.
+        // No rank joins while the last one removes the table.
         let mut tables = lock(&self.tables);
         let mut seats = lock(&self.table.seats);
         seats.left.push(self.rank);

@@ -1,6 +1,6 @@
 //! Token embedding and output head, with the vocabulary sharded over the ranks.
 //!
-//! [`shard::split_vocabulary`] shards both, with the same padding, so a model that ties them holds one matrix.
+//! [`shard::split_vocabulary`] shards both, with the same padding, so a model that ties them stores one matrix.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl VocabularyWeight {
     /// Loads `{name}.weight` `[vocabulary, hidden]`.
     ///
     /// # Errors
-    /// When the source fails.
+    /// Returns an error if the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
         let shards = shard::split_vocabulary(vocabulary, loader.world_size());
         let padded = shards[loader.rank()].padded.clone();
@@ -34,28 +34,28 @@ impl VocabularyWeight {
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
     }
 
-    /// Bytes that this rank holds.
+    /// Returns the bytes that this rank holds.
     pub fn bytes(&self) -> usize {
         self.rows.bytes()
     }
 }
 
-/// Turns tokens into vectors. Each rank looks up the tokens that it holds; the sum over all ranks has every token.
+/// Embeds tokens. Each rank looks up the tokens in its shard; the sum over all ranks contains every token.
 #[derive(Debug)]
 pub struct VocabParallelEmbedding {
     weight: VocabularyWeight,
 }
 
 impl VocabParallelEmbedding {
-    /// An embedding over this weight.
+    /// Creates an embedding with this weight.
     pub fn new(weight: VocabularyWeight) -> Self {
         Self { weight }
     }
 
-    /// The vectors of the batch's tokens, in type `out`. One all-reduce.
+    /// Returns the embeddings of the batch's tokens, in type `out`. Takes one all-reduce.
     ///
     /// # Errors
-    /// When a token is not in the vocabulary, or the group fails.
+    /// Returns an error if a token is not in the vocabulary, or the group fails.
     pub fn forward(
         &self,
         batch: &Batch,
@@ -70,7 +70,7 @@ impl VocabParallelEmbedding {
     }
 }
 
-/// Refuses tokens that are not in the vocabulary.
+/// Returns an error if a token is not in the vocabulary.
 pub(crate) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
     match tokens.iter().find(|t| **t as usize >= vocabulary) {
         Some(token) => Err(RequestError::UnknownToken { token: *token, vocabulary }.into()),
@@ -78,24 +78,25 @@ pub(crate) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
     }
 }
 
-/// Turns vectors into logits.
+/// Computes logits from hidden states.
 #[derive(Debug)]
 pub struct ParallelLmHead {
     weight: VocabularyWeight,
 }
 
 impl ParallelLmHead {
-    /// A head over this weight, which is the embedding's if the model ties them.
+    /// Creates a head with this weight, which is that of the embedding if the model ties them.
     pub fn new(weight: VocabularyWeight) -> Self {
         Self { weight }
     }
 
-    /// Logits `[positions, vocabulary]` in `f32`, whole and the same on every rank, without padding. One all-gather.
+    /// Returns the logits `[positions, vocabulary]` in `f32`, complete and identical on every rank, without padding. Takes one
+    /// all-gather.
     ///
-    /// They stay `f32` even if `x` is of a 16-bit type: rounding would make ties, and a tie chooses the lower token.
+    /// They stay `f32` even if `x` has a 16-bit type: rounding would create ties, and a tie selects the lower token.
     ///
     /// # Errors
-    /// When shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
         gather_columns(&local, self.weight.vocabulary, compute, group)

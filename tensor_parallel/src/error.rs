@@ -1,4 +1,4 @@
-//! Errors that say whose fault it was.
+//! Errors, classified by cause.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::model::Stage;
 use crate::model::config_error::ModelFileError;
 use crate::shard::ShardError;
 
-/// The result of everything here.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something failed.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,12 +24,12 @@ pub enum Error {
     #[error("configuration: {0}")]
     Configuration(#[from] ConfigurationError),
 
-    /// A file of the model folder is invalid, or asks for something that this crate does not support.
+    /// A file of the model folder is invalid, or requires something that this crate does not support.
     #[error("{}: {source}", .file.display())]
     Model {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The error in the file.
         source: ModelFileError,
     },
 
@@ -38,26 +38,26 @@ pub enum Error {
     Checkpoint {
         /// The file.
         file: PathBuf,
-        /// The tensor, if the error is about one.
+        /// The tensor, if the error concerns one.
         tensor: Option<String>,
-        /// What is wrong.
+        /// The error in the file.
         source: CheckpointError,
     },
 
-    /// A file cannot be read: the operating system refused, or it is not a regular file, or it is too large.
+    /// A file cannot be read: the operating system returned an error, it is not a regular file, or it is too large.
     #[error("{}: {source}", .file.display())]
     File {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The error of reading it.
         source: FileError,
     },
 
-    /// The chat template did not turn messages into a prompt.
+    /// The chat template did not render messages to a prompt.
     #[error(transparent)]
     Chat(#[from] ChatError),
 
-    /// A request asks for what this model, cache or decoder cannot do. Another request may succeed.
+    /// A request is not possible with this model, cache or decoder. Another request may succeed.
     #[error("invalid input: {0}")]
     Request(#[from] RequestError),
 
@@ -65,20 +65,20 @@ pub enum Error {
     #[error("invalid input: {0}")]
     Input(String),
 
-    /// The caller asked for a tensor of a type that tensors do not have.
+    /// The caller requested a tensor of an unsupported type.
     #[error(transparent)]
     DType(#[from] UnsupportedDType),
 
     /// Another rank failed.
     #[error("rank {rank} failed: {source}")]
     Peer {
-        /// Which one, as a global rank.
+        /// The global rank of the failed one.
         rank: Rank,
-        /// Its own error.
+        /// The error of that rank.
         source: RemoteError,
     },
 
-    /// This rank's GPU, or a library for it, failed.
+    /// The GPU of this rank, or a library for it, failed.
     #[error(transparent)]
     Device(#[from] process_group::device::DeviceError),
 
@@ -91,13 +91,13 @@ pub enum Error {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigurationError {
-    /// A layer that cannot be sharded over so many ranks.
+    /// A layer that cannot be sharded over this number of ranks.
     #[error(transparent)]
     Sharding(#[from] ShardError),
-    /// A model that cannot be sharded over so many ranks.
+    /// A model that cannot be sharded over this number of ranks.
     #[error("{source}; legal sizes for this model: {}", list(.legal))]
     WorldSize {
-        /// Which dimension does not fit.
+        /// The dimension that does not fit.
         source: ShardError,
         /// World sizes that the model can run on.
         legal: Vec<usize>,
@@ -113,17 +113,17 @@ pub enum ConfigurationError {
         /// Number of layers.
         layers: usize,
     },
-    /// A call with other groups than those that the model was loaded with.
+    /// A call with groups other than those that the model was loaded with.
     #[error(
         "this rank holds {loaded} and is called as {called}; pass the groups that the model was loaded with"
     )]
     OtherStage {
-        /// What it was loaded as.
+        /// The stage that was loaded.
         loaded: Stage,
-        /// What the groups of the call make it.
+        /// The stage according to the groups of the call.
         called: Stage,
     },
-    /// An array larger than the memory of this host.
+    /// An array that is larger than the memory of this host.
     #[error(
         "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
          --max-new-tokens), or share the model among more ranks"
@@ -134,24 +134,24 @@ pub enum ConfigurationError {
         /// The element type.
         dtype: DType,
     },
-    /// A temperature that logits cannot be divided by.
+    /// A temperature that is not a valid divisor.
     #[error("temperature {0} must be positive")]
     Temperature(f64),
-    /// A `top_p` out of its range.
+    /// A `top_p` that is out of range.
     #[error("top-p {0} must be above 0 and at most 1")]
     TopP(f64),
-    /// A repetition penalty that logits cannot be divided by.
+    /// A repetition penalty that is not a valid divisor.
     #[error("repetition penalty {0} must be positive; 1 is none")]
     RepetitionPenalty(f32),
-    /// A presence or frequency penalty out of its range.
+    /// A presence or frequency penalty that is out of range.
     #[error("{name} penalty {value} must be from -2 to 2; 0 is none")]
     Penalty {
-        /// Which one.
+        /// The name of the penalty.
         name: &'static str,
         /// Its value.
         value: f32,
     },
-    /// A bias that would be added as many times as there are ranks.
+    /// A bias that the sum over ranks would contain once per rank.
     #[error(
         "`{layer}` has a bias and its results are not reduced; load it without a bias, and add the bias once, after the sum"
     )]
@@ -159,10 +159,10 @@ pub enum ConfigurationError {
         /// The layer.
         layer: String,
     },
-    /// A root without a model folder.
+    /// A root rank without a model folder.
     #[error("the root was given no model folder; pass the folder on the root")]
     NoFolder,
-    /// Ranks whose processors multiply with different instructions, so that sums differ in their last bits.
+    /// Ranks whose CPUs use different instruction sets, so that sums differ in their last bits.
     #[error(
         "rank {rank} computes with {theirs} and rank {other} with {mine}; all must use the same: set \
          `model.instruction_set` to one that `ryz doctor` lists on every host"
@@ -170,11 +170,11 @@ pub enum ConfigurationError {
     DifferentInstructionSets {
         /// One rank.
         rank: Rank,
-        /// What it uses.
+        /// Its instruction set.
         theirs: String,
-        /// Another one.
+        /// Another rank.
         other: Rank,
-        /// What that one uses.
+        /// The instruction set of that one.
         mine: String,
     },
     /// Ranks that opened different models.
@@ -184,12 +184,12 @@ pub enum ConfigurationError {
     DifferentModels {
         /// One rank.
         rank: Rank,
-        /// Another one.
+        /// Another rank.
         other: Rank,
     },
 }
 
-/// What is wrong with a request for tokens or logits.
+/// An error in a request for tokens or logits.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -199,7 +199,7 @@ pub enum RequestError {
     /// A decode pass without sequences.
     #[error("no sequence gets a token; pass at least one")]
     NoSequences,
-    /// A token that the model does not know.
+    /// A token that is not in the vocabulary.
     #[error("token {token} is not in the vocabulary of {vocabulary}")]
     UnknownToken {
         /// The token.
@@ -207,50 +207,50 @@ pub enum RequestError {
         /// Number of tokens in the vocabulary.
         vocabulary: usize,
     },
-    /// A sequence that the cache does not have.
+    /// A sequence that is not in the cache.
     #[error("there is no sequence {sequence} in a KV cache for {sequences}; they count from 0")]
     UnknownSequence {
         /// The sequence.
         sequence: usize,
-        /// Number of sequences that the cache has.
+        /// Number of sequences in the cache.
         sequences: usize,
     },
-    /// A sequence that is given twice in one pass.
+    /// A sequence that occurs twice in one pass.
     #[error("sequence {sequence} is given twice in one pass; give it once, with all its tokens")]
     RepeatedSequence {
         /// The sequence.
         sequence: usize,
     },
-    /// A copy of more positions than a sequence holds.
+    /// A copy of more positions than a sequence has cached.
     #[error("cannot copy the first {length} positions of sequence {sequence}: it holds {held}")]
     ShortSequence {
         /// The sequence.
         sequence: usize,
-        /// Positions asked for.
+        /// Number of requested positions.
         length: usize,
-        /// Positions held.
+        /// Number of cached positions.
         held: usize,
     },
-    /// More positions than are left in a sequence.
+    /// More positions than a sequence has room for.
     #[error(
         "{more} more positions do not fit sequence {sequence} of the KV cache, which holds {length} of {capacity}"
     )]
     CacheFull {
         /// The sequence.
         sequence: usize,
-        /// Positions asked for.
+        /// Number of requested positions.
         more: usize,
-        /// Positions held.
+        /// Number of cached positions.
         length: usize,
-        /// Positions that the sequence has room for.
+        /// Capacity of the sequence in positions.
         capacity: usize,
     },
-    /// A longer sequence than the model supports.
+    /// A sequence that is longer than the model supports.
     #[error("{positions} positions are more than the {max_positions} of `max_position_embeddings`")]
     TooLong {
-        /// Positions asked for.
+        /// Number of requested positions.
         positions: usize,
-        /// The longest sequence of the model.
+        /// The maximum sequence length of the model.
         max_positions: usize,
     },
     /// A request that differs between ranks.
@@ -259,19 +259,19 @@ pub enum RequestError {
         if .ranks.len() == 1 { "" } else { "s" }, list(.ranks)
     )]
     Different {
-        /// What differs: a prompt, or options.
+        /// The part that differs: a prompt, or options.
         what: &'static str,
         /// The first rank of the group.
         first: Rank,
-        /// The ranks that passed something else.
+        /// The ranks whose request differs.
         ranks: Vec<Rank>,
     },
-    /// More tokens than can be counted.
+    /// A number of tokens that overflows.
     #[error("a prompt of {prompt} tokens and {more} new ones are more than can be counted")]
     Overflow {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         prompt: usize,
-        /// New tokens asked for.
+        /// Number of requested new tokens.
         more: usize,
     },
 }
@@ -280,7 +280,7 @@ fn list<T: ToString>(all: &[T]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The error of another rank, as text: its type does not leave its process.
+/// The error of another rank as text, because the error itself cannot leave its process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{0}")]
 pub struct RemoteError(String);
@@ -298,8 +298,8 @@ impl From<ShardError> for Error {
 }
 
 impl Error {
-    /// Whether another try with the same settings and files would fail in the same way: settings do not fit, or the model's
-    /// files are missing, damaged or not supported.
+    /// Returns true if another attempt with the same settings and files would fail in the same way: settings do not fit, or the
+    /// model's files are missing, damaged or not supported.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Configuration(_)
@@ -310,7 +310,7 @@ impl Error {
             | Self::Model { .. }
             | Self::Checkpoint { .. } => true,
             Self::File { source, .. } => source.is_permanent(),
-            // The rank that could not do its part says it for all.
+            // The rank that failed reports whether the error is permanent.
             Self::Peer { .. } | Self::Device(_) => false,
             Self::Group(error) => error.is_permanent(),
         }

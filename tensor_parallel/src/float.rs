@@ -1,18 +1,18 @@
 //! The three floating-point types that tensors may have.
 //!
-//! What one rank computes is summed in `f32`. With a 16-bit type every operation rounds its result once. So a sum over ranks
-//! adds rounded terms, and between GPUs it is taken, and rounded on the way, in that type.
+//! Sums within one rank are computed in `f32`. With a 16-bit type, every operation rounds its result once. So a sum over ranks
+//! adds rounded terms. Between GPUs it is computed, with intermediate rounding, in that type.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ryzanstein_process_group::{DType, Element};
 
-/// An element type that collectives have and tensors do not.
+/// An element type of collectives that tensors do not support.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("element type {0} is not supported for weights and activations; expected f32, f16 or bf16")]
 pub struct UnsupportedDType(pub DType);
 
-/// Runs `$body` with `$T` bound to the Rust type of `$dtype`; refuses types that tensors do not have.
+/// Runs `$body` with `$T` bound to the Rust type of `$dtype`. Returns an error for unsupported types.
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -34,22 +34,22 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Refuses types that tensors do not have.
+/// Returns an error for unsupported types.
 pub(crate) fn check(dtype: DType) -> Result<(), UnsupportedDType> {
     if matches!(dtype, DType::F32 | DType::F16 | DType::BF16) { Ok(()) } else { Err(UnsupportedDType(dtype)) }
 }
 
 /// An element type of tensors. Arithmetic on it is done in `f32`.
 pub(crate) trait Float: Element {
-    /// The exact value.
+    /// Returns the exact value in `f32`.
     fn widen(self) -> f32;
-    /// The nearest value of this type, ties to even.
+    /// Rounds to the nearest value of this type, ties to even.
     fn narrow(value: f32) -> Self;
-    /// The exact values of many elements.
+    /// Converts elements to their exact values in `f32`.
     fn widen_into(from: &[Self], to: &mut [f32]);
-    /// The nearest values of this type.
+    /// Rounds values to the nearest values of this type.
     fn narrow_into(from: &[f32], to: &mut [Self]);
-    /// One element from the start of little-endian bytes.
+    /// Reads one element from the start of little-endian bytes.
     fn read(bytes: &[u8]) -> Self;
 }
 
@@ -108,13 +108,13 @@ impl Float for f16 {
 }
 
 impl Float for bf16 {
-    // A shift, which the compiler vectorises, unlike a call into `half`.
+    // A shift, which the compiler vectorises, in contrast to a call of `half`.
     #[inline]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    // Without a branch, so that the compiler vectorises loops of it.
+    // Branchless, so that the compiler vectorises loops of it.
     #[inline(always)]
     #[expect(
         clippy::inline_always,

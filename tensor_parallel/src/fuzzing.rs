@@ -1,8 +1,9 @@
-//! The decoders of this crate for the fuzz targets. No API: it may change at any time.
+//! The decoders of this crate for the fuzz targets. They are not part of the API and may change at any time.
 
 use crate::checkpoint::header;
 
-/// A whole safetensors file: every slice that its header describes lies in it, and is as long as shape and type say.
+/// Checks a whole safetensors file: every slice that its header describes is within the file, and its length matches shape and
+/// type.
 pub fn safetensors(file: &[u8]) {
     let Ok(entries) = header::parse(file) else { return };
     for entry in entries.values() {

@@ -1,7 +1,7 @@
 //! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! Start at [`Llama::load`], which reads a Hugging Face folder of a Llama, Mistral or Qwen2 model; the second argument is the element
-//! type of activations, `None` for that of the weights.
+//! Start at [`Llama::load`], which reads a Hugging Face folder of a Llama, Mistral or Qwen2 model; the second argument is the
+//! element type of activations, `None` for that of the weights.
 //!
 //! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
 //! which are input features, and sums the results of all ranks. Layers borrow the
@@ -72,7 +72,7 @@ pub use tensor::Tensor;
 mod tests {
     use super::*;
 
-    /// Checked by the compiler.
+    /// Checked at compile time.
     #[test]
     fn engines_share_a_model_and_move_decoders_to_threads() {
         fn shared<T: Send + Sync + 'static>() {}

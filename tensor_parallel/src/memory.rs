@@ -12,17 +12,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytemuck::Zeroable;
 
-/// The size of a large page on most machines. On others, part of an array stays in small pages.
+/// The size of a huge page on most machines. On others, part of an array stays in small pages.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// The size of a line of the first-level cache on most machines, and of the longest vectors.
 const LINE: usize = 64;
 
-/// Elements that begin with a cache line. So does each row, if rows are whole lines. A vector that lies in two lines takes longer to
-/// load: with all operands 16 bytes into a line, where the allocator puts large arrays, products by AMX took 1.56 times as long.
+/// Elements that begin with a cache line. So does each row, if rows are whole lines. A vector that crosses two lines takes longer
+/// to load: with all operands 16 bytes into a line, where the allocator puts large arrays, products by AMX took 1.56 times as
+/// long.
 #[derive(Debug)]
 pub(crate) struct Array<T> {
-    /// The elements, behind some that are not used.
+    /// The elements, after some unused ones.
     values: Vec<T>,
     start: usize,
 }
@@ -57,7 +58,7 @@ impl<T: Copy + Zeroable> From<Vec<T>> for Array<T> {
 
 #[cfg(target_arch = "x86_64")]
 impl<T: Zeroable> Array<T> {
-    /// The first `count` elements, with any values. Makes a new array if this one has fewer.
+    /// Returns the first `count` elements, with unspecified values. Allocates a new array if this one has fewer.
     pub(crate) fn first(&mut self, count: usize) -> &mut [T] {
         if self.len() < count {
             *self = zeros(count);
@@ -66,20 +67,20 @@ impl<T: Zeroable> Array<T> {
     }
 }
 
-/// How many elements to allocate in addition, so that the others can begin with a line.
+/// Returns the number of elements to allocate in addition, so that the others can begin with a line.
 const fn spare<T>() -> usize {
     LINE / size_of::<T>()
 }
 
-/// Zeros, in large pages where they fit: page faults on small pages take longer than copying weights into them.
+/// Allocates zeros, in huge pages where they fit: page faults on small pages take longer than copying weights into them.
 pub(crate) fn zeroed_vector<T: Zeroable>(count: usize) -> Vec<T> {
-    // Writes nothing if the memory is fresh from the system, which is zero.
+    // Writes nothing if the memory is fresh from the system, which zeroes it.
     let mut values = bytemuck::zeroed_vec::<T>(count);
     prefer_large_pages(&mut values);
     values
 }
 
-/// An array of zeros, as [`zeroed_vector`].
+/// Allocates an array of zeros, as [`zeroed_vector`] does.
 pub(crate) fn zeros<T: Zeroable>(count: usize) -> Array<T> {
     let mut values = zeroed_vector::<T>(count + spare::<T>());
     let start = values.as_ptr().align_offset(LINE).min(spare::<T>());
@@ -101,15 +102,15 @@ fn prefer_large_pages<T>(values: &mut [T]) {
     }
 }
 
-/// Builds an array in parts. The thread that computes a part also sets it to zero: one thread would take as long to set all to zero as
-/// several take to compute the elements.
+/// Builds an array in parts. The thread that computes a part also sets it to zero: one thread would take as long to zero all
+/// parts as several threads take to compute the elements.
 ///
 /// # Panics
-/// When `fill` leaves a part out.
+/// Panics if `fill` omits a part.
 pub(crate) fn built<T: Zeroable>(count: usize, fill: impl FnOnce(Part<'_, T>)) -> Array<T> {
     let mut values: Vec<MaybeUninit<T>> = Vec::with_capacity(count + spare::<T>());
     let start = values.as_ptr().align_offset(LINE).min(spare::<T>());
-    // SAFETY: the capacity is there, and elements may be anything.
+    // SAFETY: the capacity is sufficient, and the elements may have any content.
     unsafe { values.set_len(start + count) };
     prefer_large_pages(&mut values);
     zeroed(&mut values[..start]);
@@ -117,8 +118,8 @@ pub(crate) fn built<T: Zeroable>(count: usize, fill: impl FnOnce(Part<'_, T>)) -
     fill(Part { values: &mut values[start..], set: &set });
     assert_eq!(set.into_inner(), count, "every part must be set");
     let mut values = ManuallyDrop::new(values);
-    // SAFETY: parts are disjoint, and `zeros` consumes them, so each element is counted at most once. The count shows that all are set;
-    // those before the first one are zero. `MaybeUninit` has the size and the alignment of its element.
+    // SAFETY: parts are disjoint, and `zeros` consumes them, so each element is counted at most once. The count shows that all
+    // are set; those before the first one are zero. `MaybeUninit` has the size and the alignment of its element.
     let values =
         unsafe { Vec::from_raw_parts(values.as_mut_ptr().cast::<T>(), values.len(), values.capacity()) };
     Array { values, start }
@@ -131,19 +132,19 @@ pub(crate) struct Part<'a, T> {
 }
 
 impl<'a, T: Zeroable> Part<'a, T> {
-    /// Its elements, all zero.
+    /// Returns its elements, all zero.
     pub(crate) fn zeros(self) -> &'a mut [T] {
         self.set.fetch_add(self.values.len(), Relaxed);
         zeroed(self.values)
     }
 
-    /// Parts of it, as `chunks_mut` makes them.
+    /// Splits it into parts, as `chunks_mut` does.
     pub(crate) fn chunks(self, size: usize) -> impl ExactSizeIterator<Item = Self> {
         let set = self.set;
         self.values.chunks_mut(size).map(move |values| Self { values, set })
     }
 
-    /// Its columns, `block` at a time, if it is rows of `width`.
+    /// Splits it by columns, `block` at a time, if it is rows of `width`.
     pub(crate) fn columns(self, width: usize, block: usize) -> Vec<Columns<'a, T>> {
         let rows = self.values.len() / width;
         let empty = || Columns { rows: Vec::with_capacity(rows) };
@@ -173,7 +174,8 @@ impl<T: Zeroable> Columns<'_, T> {
         self.rows.len()
     }
 
-    /// The elements of a row, which are zero at first. They are not set before, so that they are in the cache when they are computed.
+    /// Returns the elements of a row, which are initially zero. They are zeroed only now, so that they are in the cache when they
+    /// are computed.
     pub(crate) fn row(&mut self, at: usize) -> &mut [T] {
         let row = &mut self.rows[at];
         if let Row::Unset(part) = row {
@@ -189,7 +191,7 @@ impl<T: Zeroable> Columns<'_, T> {
 
 fn zeroed<T: Zeroable>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
     let (start, count) = (values.as_mut_ptr(), values.len());
-    // SAFETY: the elements are there, and zero is a value of their type.
+    // SAFETY: the elements are within the array, and zero is a valid value of their type.
     unsafe {
         start.write_bytes(0, count);
         std::slice::from_raw_parts_mut(start.cast::<T>(), count)
@@ -209,7 +211,7 @@ mod tests {
             let mut values = zeros::<bf16>(count);
             assert!(values.len() == count && values.iter().all(|v| *v == bf16::ZERO), "{count}");
             assert!(values.as_ptr().addr().is_multiple_of(LINE), "{count}");
-            // What is freed and taken again is zero again.
+            // Memory that is freed and allocated again must be zero again.
             values.fill(bf16::ONE);
         }
     }

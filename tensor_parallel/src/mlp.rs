@@ -20,7 +20,7 @@ impl ParallelMlp {
     /// Loads `{prefix}.gate_proj`, `up_proj` and `down_proj`.
     ///
     /// # Errors
-    /// When the world size does not divide the intermediate features, or the source fails.
+    /// Returns an error if the world size does not divide the intermediate features, or the source fails.
     pub fn load(
         loader: &mut Loader<'_>,
         prefix: &str,
@@ -41,18 +41,19 @@ impl ParallelMlp {
         })
     }
 
-    /// One all-reduce.
+    /// Computes the block. Takes one all-reduce.
     ///
     /// # Errors
-    /// When shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
         self.down.forward(&self.inner(x, compute)?, compute, group)
     }
 
-    /// Adds [`forward`](Self::forward) to a residual and normalises that, as [`RowParallelLinear::forward_add_norm`] does.
+    /// Adds the result of [`forward`](Self::forward) to a residual and normalises the sum, as
+    /// [`RowParallelLinear::forward_add_norm`] does.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Returns the errors of [`forward`](Self::forward).
     pub fn forward_add_norm(
         &self,
         x: &Tensor,
@@ -63,7 +64,7 @@ impl ParallelMlp {
         self.down.forward_add_norm(&self.inner(x, compute)?, to, compute, group)
     }
 
-    /// The input of the last projection.
+    /// Returns the input of the last projection.
     fn inner(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
         compute.swiglu(&self.gate_up.forward(x, compute)?)
     }

@@ -5,7 +5,7 @@ use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// Root-mean-square normalisation over the features. No communication.
+/// Root-mean-square normalisation over the features. It takes no communication.
 #[derive(Debug)]
 pub struct RmsNorm {
     weight: Tensor,
@@ -16,7 +16,7 @@ impl RmsNorm {
     /// Loads `{name}.weight` of `features` elements.
     ///
     /// # Errors
-    /// When the source fails.
+    /// Returns an error if the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, features: usize, epsilon: f32) -> Result<Self> {
         let part = ShardedTensor {
             name: &format!("{name}.weight"),
@@ -26,12 +26,12 @@ impl RmsNorm {
         Ok(Self { weight: loader.vector(&[part])?, epsilon })
     }
 
-    /// One number for each feature, in f32.
+    /// Returns the weight, one number for each feature, in f32.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// What is added to the mean of the squares.
+    /// Returns the constant that is added to the mean of the squares.
     pub fn epsilon(&self) -> f32 {
         self.epsilon
     }
@@ -39,7 +39,7 @@ impl RmsNorm {
     /// Normalises each row.
     ///
     /// # Errors
-    /// When shapes do not fit.
+    /// Returns an error if shapes do not fit.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
         compute.rms_norm(x, &self.weight, self.epsilon)
     }

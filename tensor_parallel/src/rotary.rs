@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-/// How the frequencies of a model are scaled for contexts longer than it was first trained on.
+/// The scaling of a model's frequencies for contexts longer than it was first trained on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RotaryScaling {
     /// No scaling.
@@ -12,13 +12,14 @@ pub enum RotaryScaling {
         /// The factor.
         factor: f64,
     },
-    /// As in Llama 3.1: high frequencies stay, low ones are divided by the factor, those between are blended.
+    /// Scaling as in Llama 3.1: high frequencies are unchanged, low ones are divided by the factor, those between are
+    /// interpolated.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// The divisor of low frequencies.
         factor: f64,
-        /// Wavelengths longer than `original_positions` divided by this count as low frequencies.
+        /// Frequencies with wavelengths longer than `original_positions` divided by this are low.
         low_frequency_factor: f64,
-        /// Wavelengths shorter than `original_positions` divided by this count as high frequencies.
+        /// Frequencies with wavelengths shorter than `original_positions` divided by this are high.
         high_frequency_factor: f64,
         /// The context length that the model was first trained on.
         original_positions: f64,
@@ -32,18 +33,18 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Frequencies for heads of `head_dim` elements: `theta^(-2i / head_dim)`, scaled.
+    /// Computes the frequencies for heads of `head_dim` elements: `theta^(-2i / head_dim)`, scaled.
     pub fn new(head_dim: usize, theta: f64, scaling: RotaryScaling) -> Self {
         let frequency = |i: usize| theta.powf(-2.0 * i as f64 / head_dim as f64);
         Self { frequencies: (0..head_dim / 2).map(|i| scale(frequency(i), scaling) as f32).collect() }
     }
 
-    /// The angle of each pair of elements between one position and the next.
+    /// Returns the angle of each pair of elements between one position and the next.
     pub(crate) fn frequencies(&self) -> &[f32] {
         &self.frequencies
     }
 
-    /// The rotations of some positions.
+    /// Computes the rotations of several positions.
     pub fn table(&self, positions: impl IntoIterator<Item = usize>) -> RotaryTable {
         let half = self.frequencies.len();
         let mut table = RotaryTable { half, count: 0, sin_cos: Vec::new() };
@@ -77,7 +78,7 @@ fn scale(frequency: f64, scaling: RotaryScaling) -> f64 {
     }
 }
 
-/// The rotations of some positions, computed once for all layers.
+/// The rotations of several positions, computed once for all layers.
 #[derive(Clone, Debug)]
 pub struct RotaryTable {
     half: usize,
@@ -86,7 +87,7 @@ pub struct RotaryTable {
 }
 
 impl RotaryTable {
-    /// Number of positions.
+    /// Returns the number of positions.
     pub fn positions(&self) -> usize {
         self.count
     }

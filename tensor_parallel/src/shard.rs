@@ -1,4 +1,4 @@
-//! Which share of a dimension belongs to which rank. Pure: numbers in, ranges out.
+//! The shard of a dimension that belongs to each rank. Pure.
 //!
 //! Every function returns the ranges of all ranks, so that a root that sends weights computes the same ranges as the ranks
 //! that receive them.
@@ -8,14 +8,14 @@ use std::ops::Range;
 /// Each rank's share of the vocabulary is padded to a multiple of this, in the embedding and in the head.
 pub const VOCABULARY_MULTIPLE: usize = 64;
 
-/// Why a dimension cannot be sharded over so many ranks.
+/// The reason for which a dimension cannot be sharded over a number of ranks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
     /// A dimension without an equal share for each rank.
     #[error("world size {world_size} does not divide {total} {what}")]
     Uneven {
-        /// What the dimension counts.
+        /// The quantity that the dimension counts.
         what: String,
         /// Its length.
         total: usize,
@@ -25,9 +25,9 @@ pub enum ShardError {
     /// Query heads that cannot be grouped by key/value head.
     #[error("{kv} key/value heads do not divide {query} attention heads")]
     HeadGroups {
-        /// Query heads.
+        /// Number of query heads.
         query: usize,
-        /// Key and value heads.
+        /// Number of key and value heads.
         kv: usize,
     },
     /// More ranks than key/value heads, and not a multiple.
@@ -35,17 +35,17 @@ pub enum ShardError {
         "world size {world_size} is not a multiple of {kv} key/value heads, so they cannot be replicated evenly"
     )]
     Replicas {
-        /// Key and value heads.
+        /// Number of key and value heads.
         kv: usize,
         /// Number of ranks.
         world_size: usize,
     },
 }
 
-/// Equal consecutive shares of `total`, one for each rank.
+/// Divides `total` into equal consecutive ranges, one for each rank.
 ///
 /// # Errors
-/// When `world_size` does not divide `total`; `what` names the dimension in the message.
+/// Returns an error if `world_size` does not divide `total`; `what` names the dimension in the message.
 pub fn split_evenly(what: &str, total: usize, world_size: usize) -> Result<Vec<Range<usize>>, ShardError> {
     if world_size == 0 || !total.is_multiple_of(world_size) {
         return Err(ShardError::Uneven { what: what.into(), total, world_size });
@@ -63,14 +63,14 @@ pub struct HeadShard {
     pub kv: Range<usize>,
 }
 
-/// The attention heads of all ranks.
+/// Divides the attention heads over all ranks.
 ///
-/// Query heads are split evenly. KV heads are split, too, as long as there is one for each rank. Otherwise
+/// Query heads are split evenly. KV heads are also split, as long as there is one for each rank. Otherwise
 /// `world_size / kv_heads` consecutive ranks hold each KV head: those whose query heads attend to it.
 ///
 /// # Errors
-/// When `world_size` does not divide the query heads, when it neither divides the KV heads nor is a multiple of them, or when
-/// the KV heads do not divide the query heads.
+/// Returns an error if `world_size` does not divide the query heads, if it neither divides the KV heads nor is a multiple of
+/// them, or if the KV heads do not divide the query heads.
 pub fn split_heads(query: usize, kv: usize, world_size: usize) -> Result<Vec<HeadShard>, ShardError> {
     if kv == 0 || !query.is_multiple_of(kv) {
         return Err(ShardError::HeadGroups { query, kv });
@@ -91,18 +91,18 @@ pub fn split_heads(query: usize, kv: usize, world_size: usize) -> Result<Vec<Hea
 /// The entries of a padded vocabulary that one rank holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VocabularyShard {
-    /// All of its entries, padding included.
+    /// All of its entries, including padding.
     pub padded: Range<usize>,
     /// The entries that are not padding.
     pub real: Range<usize>,
 }
 
-/// The length of the vocabulary with padding: the next multiple of [`VOCABULARY_MULTIPLE`] × `world_size`.
+/// Returns the length of the vocabulary with padding: the next multiple of [`VOCABULARY_MULTIPLE`] × `world_size`.
 pub fn padded_vocabulary(vocabulary: usize, world_size: usize) -> usize {
     vocabulary.next_multiple_of(VOCABULARY_MULTIPLE * world_size)
 }
 
-/// The vocabulary shards of all ranks.
+/// Divides a padded vocabulary over all ranks.
 pub fn split_vocabulary(vocabulary: usize, world_size: usize) -> Vec<VocabularyShard> {
     let share = padded_vocabulary(vocabulary, world_size) / world_size;
     (0..world_size)
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the ranges cover `0..total` in order, without gap or overlap.
+    /// Returns true if the ranges cover `0..total` in order, without gap or overlap.
     fn tiles(ranges: impl IntoIterator<Item = Range<usize>>, total: usize) -> bool {
         let mut end = 0;
         ranges.into_iter().all(|r| {

@@ -39,7 +39,7 @@ impl Storage {
         }
     }
 
-    /// The values, each rounded to `dtype`.
+    /// Rounds each value to `dtype`.
     pub(crate) fn rounded(values: Vec<f32>, dtype: DType) -> Result<Self, UnsupportedDType> {
         fn narrow<T: Float>(from: &[f32]) -> Array<T> {
             let mut to = memory::zeros(from.len());
@@ -54,7 +54,7 @@ impl Storage {
         }
     }
 
-    /// The exact values; borrowed where they are `f32`.
+    /// Returns the exact values in `f32`; borrowed if they are `f32`.
     pub(crate) fn widened(&self) -> Cow<'_, [f32]> {
         fn widen<T: Float>(from: &[T]) -> Vec<f32> {
             let mut to = vec![0.0; from.len()];
@@ -68,7 +68,7 @@ impl Storage {
         }
     }
 
-    /// Some elements, `count` in all, in a storage of their own.
+    /// Copies elements, `count` in total, to a new storage.
     pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>, count: usize) -> Self {
         with_elements!(self, x => {
             let mut to = memory::zeros(count);

@@ -1,4 +1,4 @@
-//! A dense, row-major array, in host memory or in that of a GPU.
+//! Dense, row-major arrays, in host memory or in that of a GPU.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,9 +12,9 @@ use crate::storage::{Storage, with_elements};
 
 /// A dense, row-major array that owns its elements.
 ///
-/// The first dimension counts rows, all others together are the columns: a vector is one column. Collectives read and write
-/// tensors in place, in either memory. The functions here make tensors in host memory; a [`Compute`](crate::Compute) makes
-/// them in the memory in which it computes.
+/// The first dimension counts rows; the product of all others is the number of columns: a vector is one column. Collectives read
+/// and write tensors in place, in either memory. The functions here create tensors in host memory; a [`Compute`](crate::Compute)
+/// creates them in the memory in which it computes.
 #[derive(Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
@@ -28,19 +28,19 @@ enum Memory {
 }
 
 impl Tensor {
-    /// An array of zeros in host memory.
+    /// Creates an array of zeros in host memory.
     ///
     /// # Errors
-    /// When `dtype` is none of `f32`, `f16` and `bf16`, or the shape has more elements than can be counted.
+    /// Returns an error if `dtype` is none of `f32`, `f16` and `bf16`, or if the number of elements overflows.
     pub fn zeros(shape: &[usize], dtype: DType) -> Result<Self> {
         Ok(Self::from_storage(shape, Storage::zeros(element_count(shape, dtype)?, dtype)?))
     }
 
-    /// Values in row-major order, rounded to `dtype`, in host memory.
+    /// Creates an array in host memory from values in row-major order, rounded to `dtype`.
     ///
     /// # Errors
-    /// [`Error::Input`] when the number of values is not that of the shape; [`Error::DType`] when `dtype` is none of `f32`,
-    /// `f16` and `bf16`.
+    /// Returns [`Error::Input`] if the number of values is not that of the shape, and [`Error::DType`] if `dtype` is none of
+    /// `f32`, `f16` and `bf16`.
     pub fn new(shape: &[usize], values: Vec<f32>, dtype: DType) -> Result<Self> {
         if element_count(shape, dtype)? != values.len() {
             return Err(Error::input(format!("{} values do not fill the shape {shape:?}", values.len())));
@@ -48,18 +48,18 @@ impl Tensor {
         Ok(Self::from_storage(shape, Storage::rounded(values, dtype)?))
     }
 
-    /// Elements in host memory, as many as the shape has.
+    /// Creates a tensor of elements in host memory. Their number is that of the shape.
     pub(crate) fn from_storage(shape: &[usize], storage: Storage) -> Self {
         Self { shape: shape.into(), memory: Memory::Host(storage) }
     }
 
-    /// Elements in the memory of a GPU, as many as the shape has.
+    /// Creates a tensor of elements in the memory of a GPU. Their number is that of the shape.
     pub(crate) fn from_device(shape: &[usize], array: DeviceArray) -> Self {
         assert!(shape.iter().product::<usize>() == array.count(), "the array has the elements of the shape");
         Self { shape: shape.into(), memory: Memory::Device(array) }
     }
 
-    /// The elements, if they are in host memory.
+    /// Returns the elements, if they are in host memory.
     pub(crate) fn host(&self) -> Result<&Storage> {
         match &self.memory {
             Memory::Host(storage) => Ok(storage),
@@ -67,7 +67,7 @@ impl Tensor {
         }
     }
 
-    /// The elements for writing, if they are in host memory.
+    /// Returns the elements for writing, if they are in host memory.
     pub(crate) fn host_mut(&mut self) -> Result<&mut Storage> {
         match &mut self.memory {
             Memory::Host(storage) => Ok(storage),
@@ -75,7 +75,7 @@ impl Tensor {
         }
     }
 
-    /// The elements, if they are in the memory of a GPU.
+    /// Returns the elements, if they are in the memory of a GPU.
     pub(crate) fn device(&self) -> Option<&DeviceArray> {
         match &self.memory {
             Memory::Host(_) => None,
@@ -83,12 +83,12 @@ impl Tensor {
         }
     }
 
-    /// Length of each dimension.
+    /// Returns the length of each dimension.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         match &self.memory {
             Memory::Host(storage) => storage.dtype(),
@@ -96,7 +96,7 @@ impl Tensor {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn count(&self) -> usize {
         match &self.memory {
             Memory::Host(storage) => with_elements!(storage, x => x.len()),
@@ -104,25 +104,26 @@ impl Tensor {
         }
     }
 
-    /// Bytes of all elements.
+    /// Returns the bytes of all elements.
     pub fn bytes(&self) -> usize {
         self.count() * self.dtype().size()
     }
 
-    /// Length of the first dimension.
+    /// Returns the length of the first dimension.
     pub fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Product of all other dimensions.
+    /// Returns the product of all other dimensions.
     pub fn columns(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 
-    /// All values. Borrows `f32` values in host memory. Waits for a GPU to compute them, and copies them.
+    /// Returns all values. Borrows `f32` values in host memory. For a tensor on a GPU, waits for the computation and copies the
+    /// values.
     ///
     /// # Errors
-    /// When a GPU fails.
+    /// Returns an error if a GPU fails.
     pub fn values(&self) -> Result<Cow<'_, [f32]>> {
         match &self.memory {
             Memory::Host(storage) => Ok(storage.widened()),
@@ -130,16 +131,16 @@ impl Tensor {
         }
     }
 
-    /// [`values`](Self::values) of a tensor in host memory.
+    /// Returns the [`values`](Self::values) of a tensor in host memory.
     pub(crate) fn host_values(&self) -> Result<Cow<'_, [f32]>> {
         self.host()?;
         self.values()
     }
 
-    /// The same elements with another shape.
+    /// Returns the same elements with another shape.
     ///
     /// # Errors
-    /// [`Error::Input`] when the shape has another number of elements.
+    /// Returns [`Error::Input`] if the shape has another number of elements.
     pub fn reshape(mut self, shape: &[usize]) -> Result<Self> {
         if element_count(shape, self.dtype()).ok() != Some(self.count()) {
             return Err(Error::input(format!("a tensor of shape {:?} cannot become {shape:?}", self.shape)));
@@ -148,11 +149,11 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Writes `rows` rows from row `at` on. `fill` sets some at a time, possibly on several threads: it gets their indices,
-    /// counted from the first of these rows, and their bytes.
+    /// Writes `rows` rows from row `at` on. `fill` sets several at a time, possibly on several threads: it receives their
+    /// indices, relative to the first of these rows, and their bytes.
     ///
     /// # Panics
-    /// When the tensor does not have these rows.
+    /// Panics if the tensor does not have these rows.
     pub(crate) fn fill_rows(
         &mut self,
         at: usize,
@@ -173,10 +174,10 @@ impl Tensor {
         Ok(())
     }
 
-    /// Copies some elements to others of the same tensor, from `to` on. In a GPU's memory the two must not overlap.
+    /// Copies elements to others of the same tensor, from `to` on. In the memory of a GPU, the two must not overlap.
     ///
     /// # Panics
-    /// When they are not within the tensor.
+    /// Panics if they are not within the tensor.
     pub(crate) fn copy_within(&mut self, from: Range<usize>, to: usize) -> Result<()> {
         match &mut self.memory {
             Memory::Host(storage) => with_elements!(storage, x => x.copy_within(from, to)),
@@ -185,10 +186,10 @@ impl Tensor {
         Ok(())
     }
 
-    /// Some rows, in this order.
+    /// Copies rows, in this order.
     ///
     /// # Panics
-    /// When the tensor does not have them.
+    /// Panics if the tensor does not have them.
     pub(crate) fn select_rows(&self, rows: &[usize]) -> Result<Self> {
         let columns = self.columns();
         let shape = [rows.len(), columns];
@@ -200,23 +201,23 @@ impl Tensor {
         }
     }
 
-    /// Some rows, borrowed as a buffer of a collective. The range must be within the tensor.
+    /// Borrows rows as a buffer of a collective. The range must be within the tensor.
     pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Rows<'_> {
         let columns = self.columns();
         Rows { range: rows.start * columns..rows.end * columns, tensor: self }
     }
 }
 
-/// How many elements a shape has.
+/// Returns the number of elements of a shape.
 ///
-/// Every tensor is made with a shape that passes this. So products of some of its dimensions, and its bytes, never overflow:
-/// kernels on a GPU are given those numbers.
+/// Every tensor is created with a shape that passes this check. So products of some of its dimensions, and its bytes, never
+/// overflow: GPU kernels receive those numbers.
 ///
 /// # Errors
-/// When `dtype` is no type of tensors, or the elements' bytes cannot be counted.
+/// Returns an error if `dtype` is not a type of tensors, or if the bytes of the elements overflow.
 pub(crate) fn element_count(shape: &[usize], dtype: DType) -> Result<usize> {
     float::check(dtype)?;
-    // A dimension of zero must not hide that the others overflow.
+    // A dimension of zero must not hide an overflow of the others.
     let most = shape.iter().try_fold(dtype.size(), |bytes, n| bytes.checked_mul((*n).max(1)));
     if most.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
         return Err(Error::input(format!(
@@ -277,7 +278,7 @@ impl BufferMut for Rows<'_> {
 }
 
 impl Error {
-    /// Two tensors that do not fit an operation together.
+    /// Creates the error for two tensors whose shapes do not fit an operation.
     pub(crate) fn shape_mismatch(operation: &str, a: &Tensor, b: &Tensor) -> Self {
         let describe = |t: &Tensor| format!("{:?} of {}", t.shape(), t.dtype());
         Self::Input(format!("{operation}: {} and {} do not fit", describe(a), describe(b)))

@@ -1,11 +1,11 @@
-//! The worker threads of one rank: a fork and join that costs little more than the work.
+//! The worker threads of one rank: a fork and join with little overhead.
 //!
-//! A pass of a model forks a hundred times or more, each time for work of 10 µs to 1 ms, so waking a thread each time would count. The
-//! caller's thread works too, and workers look for the next job for a while before they sleep.
+//! A pass of a model forks a hundred times or more, each time for work of 10 µs to 1 ms, so the cost of waking a thread each time
+//! would be significant. The caller's thread works too, and workers poll for the next job for some time before they sleep.
 //!
-//! `unsafe` rests on this: a job is borrowed from its caller's stack. A worker takes a part of it with one exchange of `State`, and
-//! only then looks at the job. The caller returns after every part has been done, so a job lives as long as a part that was
-//! taken is not done.
+//! Soundness: a job is borrowed from its caller's stack. A worker takes a part of it with one exchange of `State`, and reads the
+//! job only after that. The caller returns after every part is done, so a job is alive as long as a part that was taken is not
+//! done.
 #![expect(
     unsafe_code,
     reason = "workers use what their caller has borrowed; the module says why it is still there"
@@ -20,14 +20,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A product or an attention with fewer multiplications than this is not worth a second thread.
+/// The number of multiplications below which a product or an attention is not worth a second thread.
 pub(crate) const PARALLEL_THRESHOLD: usize = 1 << 17;
-/// How long a worker looks for the next job before it sleeps: longer than what a layer does on one thread.
+/// Time for which a worker polls for the next job before it sleeps: longer than the single-threaded work of a layer.
 const SPIN: Duration = Duration::from_micros(200);
-/// How long it looks without giving its processor to others.
+/// Time for which it polls without yielding its CPU.
 const BUSY: Duration = Duration::from_micros(20);
 
-/// The threads that belong to one rank. Ranks in one process must not take each other's processors, so there is no global pool.
+/// The threads of one rank. Ranks in one process must not take each other's CPUs, so there is no global pool.
 #[derive(Debug)]
 pub(crate) struct Threads {
     shared: Arc<Shared>,
@@ -39,28 +39,28 @@ type Panic = Box<dyn Any + Send>;
 
 #[derive(Debug)]
 struct Shared {
-    /// The number of the newest job in the upper half, and how many of its parts nobody has taken in the lower.
+    /// The number of the newest job in the upper half, and the number of its parts that are not taken in the lower.
     state: AtomicU64,
-    /// The parts that are done.
+    /// Number of parts that are done.
     done: AtomicUsize,
     /// The caller writes it before it publishes the parts. A thread reads it after it has taken a part.
     job: UnsafeCell<Option<&'static Job>>,
-    /// One caller at a time has the workers.
+    /// Lock of the workers: one caller at a time uses them.
     caller: Mutex<()>,
-    /// Workers that sleep, or are about to.
+    /// Number of workers that sleep, or are about to.
     asleep: AtomicUsize,
     ends: AtomicBool,
     panic: Mutex<Option<Panic>>,
 }
 
-// SAFETY: all fields but `job` are `Sync` by themselves. The holder of `caller` writes `job` while no thread holds a part. A thread reads
-// `job` only after it takes a part. The exchange of `state` orders the read after the write. Jobs are `Sync`.
+// SAFETY: all fields but `job` are `Sync` by themselves. The holder of `caller` writes `job` while no thread has a part. A thread
+// reads `job` only after it takes a part. The exchange of `state` orders the read after the write. Jobs are `Sync`.
 unsafe impl Sync for Shared {}
-// SAFETY: a reference to what is `Sync` may be sent.
+// SAFETY: a reference to a `Sync` value may be sent.
 unsafe impl Send for Shared {}
 
 impl Threads {
-    /// `count` threads, of which the caller's is one; the names of the others have `what` in them.
+    /// Creates `count` threads, including the caller's; the names of the others contain `what`.
     pub(crate) fn new(count: usize, what: &'static str) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -77,7 +77,7 @@ impl Threads {
             match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
                 Ok(worker) => workers.push(worker),
                 Err(error) => {
-                    // The results are the same.
+                    // The results do not depend on the number of threads.
                     tracing::warn!(%error, threads = count, what, "cannot start threads; fewer do the work");
                     break;
                 }
@@ -86,22 +86,22 @@ impl Threads {
         Self { shared, workers }
     }
 
-    /// How many threads work.
+    /// Returns the number of threads that work.
     pub(crate) fn count(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Does `work` with each item, on all threads if that is worth it. Ends when all is done.
+    /// Calls `work` with each item, on all threads if that is worth it. Returns when all items are done.
     ///
     /// # Panics
-    /// When `work` does, after the workers have finished.
+    /// Panics if `work` does, after the workers have finished.
     pub(crate) fn for_each<I: Send>(
         &self,
         is_worth_it: bool,
         items: impl ExactSizeIterator<Item = I>,
         work: impl Fn(I) + Sync,
     ) {
-        // If another call has the workers, this thread does all items itself.
+        // If another call uses the workers, this thread processes all items itself.
         let caller = (is_worth_it && !self.workers.is_empty() && items.len() > 1)
             .then(|| self.shared.caller.try_lock().ok())
             .flatten();
@@ -117,17 +117,17 @@ impl Threads {
         }
     }
 
-    /// Does all parts of a job, and returns the first panic. The caller holds `caller`.
+    /// Runs all parts of a job, and returns the first panic. The caller holds `caller`.
     fn run(&self, parts: usize, job: &(dyn Fn(usize) + Sync)) -> Option<Panic> {
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. This function returns when every part is done, and no part can be taken after.
+        // SAFETY: only the lifetime changes. This function returns when every part is done, and no part can be taken afterwards.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
-        // SAFETY: the parts of the job before are done, so nobody has one, and nobody can take one until `state` says so below.
+        // SAFETY: the parts of the previous job are done, so no thread has one, and none can be taken until `state` is set below.
         unsafe { *shared.job.get() = Some(job) };
         shared.done.store(0, Relaxed);
         let number = (shared.state.load(Relaxed) >> 32).wrapping_add(1) as u32;
         shared.state.store(u64::from(number) << 32 | parts as u64, SeqCst);
-        // A worker counts itself before it looks for the last time.
+        // A worker counts itself as asleep before its last check.
         if shared.asleep.load(SeqCst) > 0 {
             self.workers.iter().for_each(|worker| worker.thread().unpark());
         }
@@ -145,14 +145,14 @@ impl Drop for Threads {
         self.shared.ends.store(true, SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // It has told its panics to its callers.
+            // Its panics have been reported to its callers.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// Takes a part and does it. `false` when there is none.
+    /// Takes a part and runs it. Returns `false` if there is none.
     fn take_part(&self) -> bool {
         let mut state = self.state.load(Acquire);
         loop {
@@ -165,7 +165,7 @@ impl Shared {
             }
         }
         let part = (state & u64::from(u32::MAX)) as usize - 1;
-        // SAFETY: this thread has a part that is not done, so the job is there and is not written.
+        // SAFETY: this thread has a part that is not done, so the job is set and is not written.
         let job = unsafe { *self.job.get() }.expect("a job was there before its parts");
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(part))) {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
@@ -178,7 +178,7 @@ impl Shared {
         self.state.load(SeqCst) & u64::from(u32::MAX) != 0
     }
 
-    /// The life of a worker.
+    /// Runs a worker until the end.
     fn work(&self) {
         let mut idle = Instant::now();
         while !self.ends.load(SeqCst) {
@@ -199,7 +199,7 @@ impl Shared {
     }
 }
 
-/// Between two looks of a thread that has looked since `since`.
+/// Pauses between two checks of a thread that polls since `since`.
 fn pause(since: Instant) {
     if since.elapsed() < BUSY {
         for _ in 0..16 {
@@ -210,7 +210,7 @@ fn pause(since: Instant) {
     }
 }
 
-/// How many of the CPUs that this thread may use fall to each rank, if `ranks` share them.
+/// Returns the number of the CPUs of this thread that each rank gets, if `ranks` share them.
 pub(crate) fn per_rank(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores / ranks.max(1)

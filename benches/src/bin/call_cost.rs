@@ -16,7 +16,7 @@ const RUNS: usize = 15;
 fn main() -> Result<()> {
     let mut with = job(RecordedCalls::new(2048))?;
     let mut without = job(RecordedCalls::new(0))?;
-    // By turns, so that whatever else the machine does meets both.
+    // Alternating, so that other activity of the machine affects both alike.
     let (mut on, mut off, mut clock) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..RUNS {
         on.push(calls(&mut with)?);
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
         let calls = manager.world().profile().calls("all_reduce");
         assert_eq!(calls, RUNS as u64 * u64::from(CALLS), "every call is recorded");
     }
-    // Last, as the metrics of a group go to the recorder that there is when it makes its first calls.
+    // Last: the metrics of a group go to the recorder that is installed when the group makes its first calls.
     let served = MetricsConfig { address: Some(([127, 0, 0, 1], 0).into()), ..MetricsConfig::default() };
     telemetry::serve_metrics(&served, &Origin::default(), 0)
         .map_err(|error| Error::Configuration(error.to_string()))?;
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A job of one rank, whose recorder keeps this many calls.
+/// Starts a job of one rank, whose recorder keeps this many calls.
 fn job<E: std::fmt::Display>(recorder: Result<RecordedCalls, E>) -> Result<ProcessGroupManager> {
     let mut config = Config::default();
     config.process_group.backend = BackendChoice::Loopback;
@@ -60,7 +60,7 @@ fn calls(manager: &mut ProcessGroupManager) -> Result<f64> {
     each(|| group.all_reduce(black_box(&mut x), ReduceOp::Sum))
 }
 
-/// Mean time of one, in nanoseconds.
+/// Returns the mean time of one call, in nanoseconds.
 fn each(mut act: impl FnMut() -> Result<()>) -> Result<f64> {
     let started = Instant::now();
     for _ in 0..CALLS {
@@ -69,7 +69,7 @@ fn each(mut act: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(started.elapsed().as_nanos() as f64 / f64::from(CALLS))
 }
 
-/// Median, smallest and largest.
+/// Returns the median, the smallest and the largest value.
 fn spread(mut runs: Vec<f64>) -> [f64; 3] {
     runs.sort_by(f64::total_cmp);
     [runs[RUNS / 2], runs[0], runs[RUNS - 1]]

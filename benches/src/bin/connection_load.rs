@@ -1,14 +1,14 @@
 //! The load of connections: a large job, and clients that do not know the job's secret.
 //!
 //! `connection_load joins [RANKS]`: RANKS simulated ranks join one rendezvous, each over its own connection.
-//! `connection_load idle [CONNECTIONS]`: clients connect to a rank's data port, say nothing, and come again when they are evicted,
-//! while the rank, which may open 1024 files, makes 50 groups and opens files of its own. Then the same at its metrics port.
-//! `connection_load garbage [MEGABYTES]`: clients write random bytes to a rendezvous, then to a rank's data port, while its memory is
-//! looked at; afterwards a rank joins, and a group is made.
-//! `connection_load refusals [TRIES]`: how long it takes until a connection with a wrong proof, without one, or with a recorded handshake
-//! is closed, at a rendezvous and at a rank's data port.
+//! `connection_load idle [CONNECTIONS]`: clients connect to a rank's data port, send nothing, and reconnect when they are evicted,
+//! while the rank, which may open 1024 files, makes 50 groups and opens files of its own. Then the same at the rank's metrics port.
+//! `connection_load garbage [MEGABYTES]`: clients write random bytes to a rendezvous, then to a rank's data port, while the
+//! memory of the process is observed; afterwards a rank joins, and a group is made.
+//! `connection_load refusals [TRIES]`: time until a connection with a wrong proof, without a proof, or with a recorded
+//! handshake is closed, at a rendezvous and at a rank's data port.
 //!
-//! Each prints what it found as JSON. Servers run in processes of their own, so that their memory and files are theirs alone.
+//! Each prints its results as JSON. Servers run in separate processes, so that their memory and files are measured alone.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -34,12 +34,12 @@ use ryzanstein_process_group::{
 use serde_json::json;
 use tonic::transport::Endpoint;
 
-/// Nothing that is waited for takes longer.
+/// Upper bound of every wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
-/// Groups made while idle clients connect.
+/// Number of groups made while idle clients connect.
 const GROUPS: usize = 50;
-/// The limit on open files of the rank that idle clients connect to.
+/// Limit on open files of the rank that idle clients connect to.
 const FILES: u64 = 1024;
 
 fn main() -> Result<()> {
@@ -61,14 +61,14 @@ fn main() -> Result<()> {
     }
 }
 
-/// That of a job on one host.
+/// Returns the security settings of a job on one host.
 fn security() -> Result<Security> {
     Ok(Security::new(&SecurityConfig::default())?)
 }
 
-// ---- processes of their own ---------------------------------------------------------------------------------------------
+// ---- separate processes -------------------------------------------------------------------------------------------------
 
-/// A process of this program, which says where it listens and then does one thing for each line it gets.
+/// A process of this program. It prints the address where it listens, and then does one thing for each line of input.
 struct Other {
     child: Child,
     input: ChildStdin,
@@ -96,13 +96,13 @@ impl Other {
         Ok(line.trim().to_owned())
     }
 
-    /// Lets it go on, and returns what it says then.
+    /// Lets the process continue, and returns its next output.
     fn go(&mut self) -> Result<String> {
         writeln!(self.input, "go")?;
         self.line()
     }
 
-    /// Kibibytes of a line of its `/proc/PID/status`.
+    /// Returns the value in kibibytes of one line of `/proc/PID/status`.
     fn memory(&self, what: &str) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix(what)).context("no such line")?;
@@ -128,7 +128,7 @@ fn open_many_files() -> Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// A rendezvous that expects `ranks` ranks.
+/// Serves a rendezvous that expects `ranks` ranks.
 fn serve(ranks: usize) -> Result<()> {
     open_many_files()?;
     let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into())?;
@@ -177,7 +177,7 @@ fn joins(ranks: usize) -> Result<()> {
     Ok(())
 }
 
-/// One simulated rank: a connection, the handshake, and one request. Returns the bytes of the roster it got.
+/// Joins as one simulated rank: a connection, the handshake, and one request. Returns the size of the received roster in bytes.
 async fn join(address: SocketAddr, rank: u32, ranks: u32) -> Result<usize> {
     let security = security()?;
     let connector = tower::service_fn(move |_: tonic::transport::Uri| {
@@ -216,7 +216,7 @@ async fn join(address: SocketAddr, rank: u32, ranks: u32) -> Result<usize> {
 
 // ---- idle clients -------------------------------------------------------------------------------------------------------
 
-/// A thread that keeps `count` silent connections to an address, and reopens each one that is closed.
+/// A thread that keeps `count` silent connections to an address, and reopens each connection that is closed.
 struct Crowd {
     is_over: Arc<AtomicBool>,
     opened: Arc<AtomicU64>,
@@ -231,7 +231,7 @@ impl Crowd {
             let mut crowd: Vec<TcpStream> = Vec::new();
             while !over.load(Ordering::Relaxed) {
                 if crowd.len() >= connections {
-                    // Those that were evicted come again, as fast as the rest goes.
+                    // Evicted clients reconnect at the pace of the loop.
                     crowd.retain(is_open);
                     std::thread::sleep(Duration::from_millis(1));
                 } else if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
@@ -253,7 +253,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// How often a client connected.
+    /// Stops the thread, and returns the number of connections made.
     fn end(self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
@@ -268,8 +268,8 @@ fn is_open(mut stream: &TcpStream) -> bool {
     }
 }
 
-/// Two ranks as threads, with as many files as a shell allows. Says where their data port and their metrics are. Then, at each word,
-/// makes groups and opens files, and says how long the groups took.
+/// Runs two ranks as threads, with the usual limit on open files of a shell. Prints the addresses of their data port and of
+/// their metrics. Then, for each line of input, makes groups and opens files, and prints the time of the groups.
 fn rank(groups: usize) -> Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: Some(FILES), maximum: Some(FILES) })?;
     let [first, second] = MemoryRendezvous::new(2).try_into().ok().context("two ranks")?;
@@ -301,7 +301,7 @@ fn initialize(rendezvous: MemoryRendezvous) -> Result<Orchestrator> {
     Ok(builder.rendezvous(rendezvous).initialize()?)
 }
 
-/// Milliseconds that each group took. The application opens files meanwhile, which must not fail.
+/// Returns the milliseconds that each group took. The application opens files meanwhile, which must not fail.
 fn make_groups(rank: &mut Orchestrator, groups: usize, opens_files: bool) -> Result<Vec<f64>> {
     let mut took = Vec::new();
     for _ in 0..groups {
@@ -370,7 +370,7 @@ fn garbage(megabytes: usize) -> Result<()> {
 
 // ---- refusals -----------------------------------------------------------------------------------------------------------
 
-/// Lengths of what the two ends of a handshake say first.
+/// Length of the opening message of each end of a handshake.
 const OPENING: usize = 40;
 const PROOF: usize = 32;
 
@@ -394,7 +394,7 @@ fn refusals(tries: usize) -> Result<()> {
         let mut stream = connected(data)?;
         let mut said = [0; OPENING];
         stream.read_exact(&mut said)?;
-        // As the acceptor begins, with another nonce.
+        // The beginning of the acceptor's opening, with another nonce.
         said[8..].copy_from_slice(&proof[8..OPENING]);
         closed_after(stream, &[&said[..], &proof[..PROOF]].concat())
     };
@@ -421,10 +421,10 @@ fn connected(address: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Says this, and nothing more, and waits until the other end closes the connection.
+/// Sends these bytes, and nothing more, and waits until the other end closes the connection. Returns the time that this took.
 fn closed_after(mut stream: TcpStream, words: &[u8]) -> Result<Duration> {
     let started = Instant::now();
-    // It may have had enough before the end.
+    // The other end may close the connection before the last byte.
     let _ = stream.write_all(words);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
@@ -434,7 +434,7 @@ fn closed_after(mut stream: TcpStream, words: &[u8]) -> Result<Duration> {
     }
 }
 
-/// What a rank that knows the secret says to a rendezvous until it is let in.
+/// Records what a rank that knows the secret sends to a rendezvous until it is admitted.
 fn record_handshake(rendezvous: SocketAddr) -> Result<Vec<u8>> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let between = listener.local_addr()?;
@@ -459,8 +459,8 @@ fn record_handshake(rendezvous: SocketAddr) -> Result<Vec<u8>> {
     recorder.join().map_err(|_| anyhow::anyhow!("the recorder has panicked"))?
 }
 
-/// Writes random bytes to the first address of a process, over one connection after the other, and returns how its memory
-/// grew.
+/// Writes random bytes to the first address of a process, over one connection after the other, and returns the growth of its
+/// memory.
 fn pelt(other: &Other, megabytes: usize) -> Result<serde_json::Value> {
     const CHUNK: usize = 64 << 10;
     let before = other.memory("VmRSS")?;
@@ -471,7 +471,7 @@ fn pelt(other: &Other, megabytes: usize) -> Result<serde_json::Value> {
         let mut stream = TcpStream::connect(other.addresses[0])?;
         stream.set_write_timeout(Some(Duration::from_secs(5)))?;
         connections += 1;
-        // Until the other end has had enough.
+        // Until the other end closes the connection.
         loop {
             random.read_exact(&mut bytes)?;
             left = left.saturating_sub(CHUNK);

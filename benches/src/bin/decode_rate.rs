@@ -1,12 +1,13 @@
-//! What a token costs when several sequences get one in the same pass, compared with a pass of one sequence, and what a prompt
-//! costs.
+//! The time of a token when several sequences get one in the same pass, compared with a pass of one sequence, and the time of a
+//! prompt.
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
 //! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a
 //! built `ryz` in the folder of this program. With `--follow` it then repeats one prompt, or the passes of N sequences, until it is
 //! killed. It prints the microseconds of each.
 //! Without `--model` it writes a checkpoint as `load_rate` does and removes it at the end. All sequences hold the same tokens, so
-//! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is its peer on CPUs.
+//! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
+//! compare with on CPUs.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -39,7 +40,7 @@ struct Work {
     follow: Option<Follow>,
 }
 
-/// What is repeated.
+/// The measurement that is repeated.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 enum Follow {
     Prompt(usize),
@@ -160,16 +161,16 @@ fn token(at: usize) -> u32 {
     (at * 37 % VOCABULARY) as u32
 }
 
-/// The median of the seconds that prompts of `tokens` tokens take.
+/// Returns the median time in seconds of prompts of `tokens` tokens.
 fn prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
-    // The first one warms up.
+    // The first prompt warms up.
     one_prompt(model, tokens, group)?;
     let mut times = (0..PROMPTS).map(|_| one_prompt(model, tokens, group)).collect::<Result<Vec<_>>>()?;
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
 }
 
-/// The time in seconds from a prompt of `tokens` tokens to its logits.
+/// Returns the time in seconds from a prompt of `tokens` tokens to its logits.
 fn one_prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
     let text: Vec<u32> = (0..tokens).map(token).collect();
     let mut decoder = model.decoder(1, tokens, Passes::Eager)?;
@@ -181,7 +182,7 @@ fn one_prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Re
     Ok(took)
 }
 
-/// Median seconds of a pass that gives each of `n` sequences a token.
+/// Returns the median time in seconds of a pass that gives each of `n` sequences a token.
 fn pass(
     model: &Arc<Llama>,
     n: usize,
@@ -210,7 +211,7 @@ fn pass(
     Ok(times[times.len() / 2])
 }
 
-/// All rows agree up to the rounding of matrix products, which a library may split differently for different rows.
+/// Checks that all rows agree up to the rounding of matrix products, which a library may split differently for different rows.
 fn check(logits: &Tensor) -> Result<()> {
     let values = logits.values()?;
     let first = &values[..logits.columns()];

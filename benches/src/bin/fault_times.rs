@@ -1,11 +1,11 @@
-//! How long it takes until a rank that is killed, stopped or stuck is named, by the other ranks and by the launcher.
+//! Measures the time until a rank that is killed, stopped or stuck is named, by the other ranks and by the launcher.
 //!
-//! `fault_times [--fault kill|stop|stuck] [--runs 20] [--world-size 4] [--backend auto] [--timeout 8]` needs a built `ryz` in the folder of
-//! this program. Each run starts a job whose ranks make all-reduces in a tight loop, and signals one rank, another one in each
-//! run. After SIGKILL all survivors must name it, and the report must have its signal and a last call. After SIGSTOP they and
-//! the launcher must call it unresponsive; in every second run it then continues and nothing fails, in the others the
-//! deadline of `--timeout` seconds passes and the report must name it. A rank that is stuck computes and makes no more calls: the
-//! launcher must say that it makes no progress, and the same holds.
+//! `fault_times [--fault kill|stop|stuck] [--runs 20] [--world-size 4] [--backend auto] [--timeout 8]` needs a built `ryz` in
+//! the folder of this program. Each run starts a job whose ranks make all-reduces in a tight loop, and signals one rank,
+//! another one in each run. After SIGKILL all survivors must name it, and the report must state its signal and a last call.
+//! After SIGSTOP they and the launcher must call it unresponsive; in every second run it then continues and nothing fails, in
+//! the others the deadline of `--timeout` seconds passes and the report must name it. A rank that is stuck computes and makes
+//! no more calls: the launcher must say that it makes no progress, and the same holds.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -21,9 +21,9 @@ use ryzanstein_process_group::ReduceOp;
 use serde_json::Value;
 use tokio::signal::unix::SignalKind;
 
-/// Nothing that a run waits for takes longer, but for its deadline.
+/// Upper bound of every wait of a run, except for its deadline.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// All-reduces before a rank says that it is ready.
+/// All-reduces before a rank reports that it is ready.
 const READY_AFTER: usize = 100;
 
 struct Options {
@@ -50,7 +50,7 @@ impl Fault {
         }
     }
 
-    /// What ends it.
+    /// Returns the signal that ends the fault.
     const fn remedy(self) -> Signal {
         match self {
             Self::Kill | Self::Stop => Signal::CONT,
@@ -59,7 +59,7 @@ impl Fault {
     }
 }
 
-/// Tells a rank to make no more calls, and then to go on.
+/// Tells a rank to make no more calls; the second time, to continue.
 const STICK: Signal = Signal::USR2;
 static IS_STUCK: AtomicBool = AtomicBool::new(false);
 
@@ -98,7 +98,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All-reduces until one fails. Says when it is ready, and when and why it failed.
+/// Makes all-reduces until one fails. Prints when the rank is ready, and the time and the reason of the failure.
 fn rank() -> Result<()> {
     let mut orchestrator = ranks::initialize()?;
     let rank = orchestrator.manager().rank();
@@ -115,7 +115,7 @@ fn rank() -> Result<()> {
             println!("ready {}", std::process::id());
         }
         x.fill(1.0);
-        // Lives until the error is told: freeing it may wait for the GPU.
+        // Lives until the error is reported: freeing it may wait for the GPU.
         let mut there;
         let group = orchestrator.manager().world();
         let outcome = if group.device().is_none() {
@@ -139,7 +139,7 @@ fn rank() -> Result<()> {
     Ok(())
 }
 
-/// On a thread of its own, as the loop is to be stuck.
+/// Listens for the signal on a separate thread, because the loop is to be stuck.
 fn listen_for_stick() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = {
@@ -160,17 +160,18 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// What a run found.
+/// The result of one run.
 struct Found {
-    /// Milliseconds until the last survivor named the victim, where they do while the job runs.
+    /// Milliseconds until the last survivor named the victim; `None` if the survivors did not name it while the job ran.
     survivors_ms: Option<f64>,
-    /// Milliseconds until the launcher did, where it says so while the job runs.
+    /// Milliseconds until the launcher named the victim; `None` if it did not while the job ran.
     launcher_ms: Option<f64>,
-    /// Whether the report names the victim, its signal if it died, and a last call; `None` for a job that went on.
+    /// Three checks of the report: it names the victim, its signal if it died, and a last call. `None` for a job that
+    /// continued.
     report: Option<[bool; 3]>,
 }
 
-/// A job with everything that it writes.
+/// A job and all its output.
 struct Run {
     child: Child,
     lines: Receiver<(Duration, String)>,
@@ -181,7 +182,7 @@ struct Run {
 }
 
 impl Run {
-    /// Starts a job, and strikes once all ranks are in the loop.
+    /// Starts a job, and causes the fault once all ranks are in the loop.
     fn start(options: &Options, victim: usize) -> Result<Self> {
         let this = std::env::current_exe()?;
         let mut command = Command::new(this.with_file_name("ryz"));
@@ -208,7 +209,7 @@ impl Run {
                 run.pids[rank.parse::<usize>()?] = pid.parse()?;
             }
         }
-        // In the middle of the loop, and not always at the same place of it.
+        // In the middle of the loop, at varying positions.
         std::thread::sleep(Duration::from_micros(2000 + 137 * u64::from(run.pids[victim] % 50)));
         run.struck = now();
         run.signal(options.fault.signal())?;
@@ -220,7 +221,7 @@ impl Run {
         Ok(kill_process(pid, signal)?)
     }
 
-    /// The next line and when it was read; `None` at the end of the output.
+    /// Returns the next line and the time when it was read; `None` at the end of the output.
     fn next(&self, deadline: Instant) -> Result<Option<(Duration, String)>> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => Ok(Some(line)),
@@ -233,7 +234,7 @@ impl Run {
         at.saturating_sub(self.struck).as_secs_f64() * 1e3
     }
 
-    /// Which survivor's line this is.
+    /// Returns the survivor that wrote this line, and the rest of the line.
     fn survivor<'l>(&self, line: &'l str) -> Option<(usize, &'l str)> {
         let (rank, rest) = line.strip_prefix("[rank ")?.split_once("] ")?;
         let rank = rank.parse().ok()?;
@@ -282,7 +283,7 @@ impl Run {
                 is_stuck || told.iter().filter(|told| told.is_some()).count() == self.pids.len() - 1;
             if all_told && launcher_ms.is_some() && continues {
                 self.signal(self.fault.remedy())?;
-                // Nobody gives up, though the deadline of the call passes meanwhile.
+                // No rank may give up, although the deadline of the call passes meanwhile.
                 let calm = Instant::now() + timeout;
                 while let Ok((_, line)) =
                     self.lines.recv_timeout(calm.saturating_duration_since(Instant::now()))

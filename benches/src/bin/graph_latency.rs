@@ -1,8 +1,8 @@
-//! Latency of collectives on GPUs within a CUDA graph, as a decoder meets them: each call works on what the call before it left,
-//! in memory that is in the caches.
+//! Latency of collectives on GPUs within a CUDA graph, as in a decoder: each call works on the result of the previous call, in
+//! memory that is in the caches.
 //!
 //! `graph_latency [--world-size 2] [--sizes 1024,…] [--tokens 1,…] [--hidden 4096,8192] [--json FILE]` needs a built `ryz` in the
-//! folder of this program. Elements are bf16. A figure is the time of one call: that of a graph of 20 calls divided by 20, the
+//! folder of this program. Elements are bf16. A figure is the time of one call: the time of a graph of 20 calls divided by 20, the
 //! median over replays, on the slowest rank. All values are compared after the replays. `benches/peers/sglang.py` measures
 //! SGLang's kernels by the same method. `graph_latency rank …` is what each rank runs.
 
@@ -21,18 +21,18 @@ use ryzanstein_process_group::{DType, Error, ProcessGroup, ReduceOp};
 use ryzanstein_tensor_parallel::{Compute, Cuda, Tensor};
 use serde::Serialize;
 
-/// What is measured. Each works in place.
+/// The measured operations. Each works in place.
 const OPERATIONS: [Collective; 4] =
     [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::Broadcast];
-/// Calls of a graph. The sum of two ranks' equal values doubles with each: that is exact.
+/// Number of calls in a graph. The sum of two ranks' equal values doubles with each call, which is exact.
 const CALLS: usize = 20;
 const REPLAYS: usize = 20;
-/// Replays that are not timed.
+/// Untimed replays.
 const WARM_UP: usize = 3;
 const LATE: Duration = Duration::from_secs(20);
 const EPSILON: f32 = 1e-5;
 
-/// What a layer's operation returns.
+/// The result of a layer's operation.
 type Step = ryzanstein_tensor_parallel::Result<()>;
 
 struct Options {
@@ -48,7 +48,7 @@ struct Options {
 struct Row {
     op: &'static str,
     bytes: usize,
-    /// Of a fused call: rows and their length.
+    /// Rows and their length, for a fused call.
     #[serde(skip_serializing_if = "Option::is_none")]
     shape: Option<[usize; 2]>,
     world_size: usize,
@@ -133,7 +133,7 @@ fn tell(group: &ProcessGroup, rows: &mut Vec<Row>, row: Row) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds of a call in place on `bytes` bytes, all ranks' chunks together.
+/// Returns the microseconds of a call in place on `bytes` bytes, all ranks' chunks together.
 fn collective(group: &mut ProcessGroup, what: Collective, bytes: usize) -> Result<f64> {
     let device = group.device().context("no GPU")?.clone();
     let stream = device.stream().clone();
@@ -145,7 +145,7 @@ fn collective(group: &mut ProcessGroup, what: Collective, bytes: usize) -> Resul
     let start: Vec<bf16> = (0..count).map(|i| bf16::from_f32(value(me, i))).collect();
     let calls = if bytes > 16 << 20 { CALLS / 5 } else { CALLS };
     let mut x = CallBuffers { input: None, buffer: DeviceBuffer::from_slice(&device, &start)? };
-    // What is set up at the first call is no part of a graph.
+    // Setup at the first call is not part of a graph.
     what.call(group, &mut x, ReduceOp::Sum)?;
     // SAFETY: the graph is dropped before `x`, and the group is borrowed until then.
     let graph = unsafe {
@@ -175,7 +175,7 @@ fn collective(group: &mut ProcessGroup, what: Collective, bytes: usize) -> Resul
             "{what} of {bytes} bytes: element {i} is {got}, not {want}"
         );
     }
-    // Zeros stay zeros however often they are added.
+    // Zeros stay zeros, whatever the number of additions.
     x.buffer.write(&stream, &vec![bf16::ZERO; count])?;
     let times = timed(group, &device, calls, || graph.launch(&stream))?;
     ensure!(
@@ -185,7 +185,7 @@ fn collective(group: &mut ProcessGroup, what: Collective, bytes: usize) -> Resul
     slowest(group, times)
 }
 
-/// Microseconds of an all-reduce, the addition of a residual and the norm of rows of that.
+/// Returns the microseconds of an all-reduce, the addition of a residual and the norm of its rows.
 fn add_norm(group: &mut ProcessGroup, shape: [usize; 2], fused: bool) -> Result<f64> {
     let device = group.device().context("no GPU")?.clone();
     let compute = Cuda::new(&device, 1)?;
@@ -210,7 +210,7 @@ fn add_norm(group: &mut ProcessGroup, shape: [usize; 2], fused: bool) -> Result<
     };
     step(group, &mut x, &mut residual)?;
     check_norm(&x, &residual, (group.world_size(), columns), &values)?;
-    // SAFETY: tensors, group and what computes live until the graph is dropped, and nothing else uses them.
+    // SAFETY: the tensors, the group and the computation live until the graph is dropped, and nothing else uses them.
     let graph =
         unsafe { compute.capture(&mut || (0..CALLS).try_for_each(|_| step(group, &mut x, &mut residual))) }?;
     let graph = graph.context("a GPU replays graphs")?;
@@ -239,8 +239,8 @@ fn check_norm(
     Ok(())
 }
 
-/// Microseconds of a call of a graph on this rank's GPU, for each replay. The ranks do not meet between the replays: each waits
-/// for the others within them.
+/// Returns the microseconds of a call of a graph on this rank's GPU, for each replay. The ranks do not synchronise between the
+/// replays: each waits for the others within them.
 fn timed<E: Into<anyhow::Error>>(
     group: &mut ProcessGroup,
     device: &Device,
@@ -266,7 +266,7 @@ fn timed<E: Into<anyhow::Error>>(
     Ok(times)
 }
 
-/// The median on the rank where it is largest.
+/// Returns the median on the rank where it is largest.
 fn slowest(group: &mut ProcessGroup, mut times: Vec<f64>) -> Result<f64> {
     times.sort_by(f64::total_cmp);
     let all = group.all_gather_object(&times[times.len() / 2])?;

@@ -1,8 +1,8 @@
-//! How fast ranks load their shards of a model, compared with plain reads of as many bytes from the same files.
+//! The rate at which ranks load their shards of a model, compared with plain reads of as many bytes from the same files.
 //!
 //! `load_rate [--world-size 4] [--backend auto] [--layers 8] [--rounds 3] [--folder DIR]` needs a built `ryz` in the folder of this
 //! program. It writes a checkpoint with the layers of an 8-billion-parameter Llama (436 MB each in bf16, plus 0.5 GB) into a
-//! folder of its own in DIR (by default the temporary folder) and removes it at the end. The files have just been
+//! separate folder in DIR (by default the temporary folder) and removes it at the end. The files have just been
 //! written, so both sides read the page cache; a plain read is one thread per rank, 8 MiB at a time into the same memory.
 
 use std::fs::File;
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     Ok(ranks::run(command.arg(folder.path()).arg(rounds))?)
 }
 
-/// Bytes, seconds of the plain read, seconds of the load: on one rank, in one round.
+/// Bytes, seconds of the plain read and seconds of the load, on one rank in one round.
 type Round = (u64, f64, f64);
 
 fn rank(folder: &Path, rounds: usize) -> Result<()> {
@@ -66,7 +66,7 @@ fn rank(folder: &Path, rounds: usize) -> Result<()> {
         let (n, me) = (group.world_size() as u64, u64::from(group.rank().0));
         group.barrier()?;
         let model = Llama::load(folder, None, group)?;
-        // Until every rank has its weights; without the first pass that follows on GPUs.
+        // Until every rank has its weights; on GPUs, the first pass that follows is not included.
         let (bytes, loading) = (model.report().bytes_read, model.report().elapsed.as_secs_f64());
         drop(model);
         group.barrier()?;

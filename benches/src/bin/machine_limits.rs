@@ -1,7 +1,7 @@
-//! What the processors of this machine can do at most: bytes that they read from memory, and multiplications and additions.
+//! The limits of this machine's processors: bytes read from memory, and multiplications and additions.
 //!
-//! `machine_limits [THREADS]`, by default one for each processor. `decode_rate`'s passes of few sequences are bounded by the first, and
-//! its prompts by the second. Each figure is the best of five runs, in which all threads work at the same time.
+//! `machine_limits [THREADS]`, by default one thread for each processor. `decode_rate`'s passes of few sequences are bounded by
+//! the first, and its prompts by the second. Each figure is the best of five runs, in which all threads work at the same time.
 #![cfg_attr(
     target_arch = "x86_64",
     expect(unsafe_code, reason = "an instruction that the processor must be asked for")
@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use pulp::{Arch, Simd, WithSimd};
 
-/// Bytes that all threads read together: more than caches hold.
+/// Bytes that all threads read together: more than the caches hold.
 const READ: usize = 4 << 30;
 const RUNS: usize = 5;
-/// Sums that a thread adds to at the same time, so that none waits for the one before it. With two constants they fit 16 registers.
+/// Number of sums that a thread adds to at the same time, so that no addition waits for the previous one. With two constants
+/// they fit 16 registers.
 const SUMS: usize = 12;
 const STEPS: usize = 20_000_000;
 
@@ -50,7 +51,7 @@ fn main() -> Result<()> {
     show("f32, fused", threads * lanes, f32s);
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512bf16") {
-        // SAFETY: the processor has the instruction.
+        // SAFETY: the processor supports the instruction.
         let pairs = fastest(threads, || (), |()| unsafe { dot_pairs() });
         show("bf16, pairs (AVX-512)", threads * 32, pairs);
     }
@@ -62,7 +63,7 @@ fn show(what: &str, per_step: usize, took: Duration) {
     println!("{what:22} {:8.1} GFLOP/s", operations / took.as_secs_f64() / 1e9);
 }
 
-/// The time of the slowest thread in the best of five runs of `work`.
+/// Returns the time of the slowest thread in the best of five runs of `work`.
 fn fastest<T>(threads: usize, prepare: impl Fn() -> T + Sync, work: impl Fn(&T) + Sync) -> Duration {
     let barrier = &Barrier::new(threads);
     let (prepare, work) = (&prepare, &work);
@@ -83,7 +84,7 @@ fn fastest<T>(threads: usize, prepare: impl Fn() -> T + Sync, work: impl Fn(&T) 
     (0..RUNS).map(slowest).min().unwrap_or_default()
 }
 
-/// Elements of a vector.
+/// The elements of a vector.
 struct Lanes;
 
 impl WithSimd for Lanes {

@@ -1,8 +1,8 @@
-//! What a rank costs as there are more of them, on one host: time, memory and sockets.
+//! The cost of a rank as the number of ranks on one host grows: time, memory and sockets.
 //!
-//! `scale [--ranks 2,4,8,16,32,64] [--json FILE]` runs each number of ranks as threads of one process, then as processes, and needs a
-//! built `ryz` in the folder of this program. Sums are checked. With more ranks than processors it measures how they take turns: each
-//! step of a collective waits until the system has run the others.
+//! `scale [--ranks 2,4,8,16,32,64] [--json FILE]` runs each number of ranks as threads of one process, then as processes, and
+//! needs a built `ryz` in the folder of this program. Sums are checked. With more ranks than processors it measures how the
+//! system schedules them: each step of a collective waits until the system has run the other ranks.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,19 +14,19 @@ use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{ProcessGroup, ReduceOp, units};
 use serde::{Deserialize, Serialize};
 
-/// Elements of the small and the large all-reduce, and how many are timed of each.
+/// Elements of the small and of the large all-reduce, each with the number of timed calls.
 const SIZES: [(usize, usize); 2] = [(256, 101), (1 << 18, 11)];
 
 #[derive(Serialize, Deserialize)]
 struct Row {
     ranks: usize,
     ranks_are: String,
-    /// From before the ranks are started to the end of the first checked all-reduce, on rank 0.
+    /// Milliseconds from before the ranks are started to the end of the first checked all-reduce, on rank 0.
     start_ms: f64,
-    /// Medians on rank 0.
+    /// Median latencies on rank 0.
     all_reduce_1k_us: f64,
     all_reduce_1m_us: f64,
-    /// Of each rank, its share of shared pages included, after the all-reduces.
+    /// Memory of each rank, its share of shared pages included, after the all-reduces.
     memory_mb: f64,
     sockets: f64,
 }
@@ -76,7 +76,7 @@ fn threads(count: usize) -> Result<Row> {
     config.profile.slow_call = Duration::MAX;
     let started = now()?;
     let mut row = ranks::threads(&config, count, |mut manager| measure(manager.world(), started, "threads"))?;
-    // Each rank reported the whole process, so the mean is the process's total.
+    // Each rank reports the whole process, so the mean is the total of the process.
     row.memory_mb /= count as f64;
     row.sockets /= count as f64;
     Ok(row)
@@ -140,7 +140,7 @@ fn now() -> Result<Duration> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?)
 }
 
-/// Megabytes of this process, with its share of those pages that others have too.
+/// Returns the megabytes of this process, including its share of the pages that it shares with other processes.
 fn memory() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss")?;

@@ -1,7 +1,8 @@
-//! All-reduces of 1 KiB between ranks that are threads, which sleep as soon as they wait: for counts of instructions.
+//! All-reduces of 1 KiB between ranks that are threads, which sleep as soon as they wait. The program serves to count
+//! instructions.
 //!
 //! `small_messages RANKS CALLS` prints nothing. `scripts/instructions` runs it under callgrind with two numbers of calls; the
-//! difference is what a call takes, whatever else the machine does.
+//! difference is the cost of a call, independent of other activity of the machine.
 
 use std::time::Duration;
 

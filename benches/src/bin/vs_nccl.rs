@@ -1,9 +1,9 @@
 //! Our collectives on GPUs compared with direct calls of NCCL: in the same processes, alternating, by the same method.
 //!
-//! `vs_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` in the folder of this
-//! program. Every value is checked; a figure is the median over the rounds. What a call costs the host is measured apart, ours
-//! and NCCL's in turns within one run, as a processor's pace changes from one run to the next. `vs_nccl rank …` is what each
-//! rank runs.
+//! `vs_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` in the
+//! folder of this program. Every value is checked; a figure is the median over the rounds. The host's time of a call is
+//! measured separately, ours and NCCL's in turns within one run, as a processor's speed changes from one run to the next.
+//! `vs_nccl rank …` is what each rank runs.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use serde::Serialize;
 const SIZES: [usize; 8] = [1024, 8192, 65536, 1 << 20, 10_000_000, 16 << 20, 100_000_000, 256 << 20];
 /// Minimum calls per round for the host's time, ours and NCCL's together: host times vary more than GPU times.
 const MIN_HOST_CALLS: usize = 24;
-/// Back-to-back all-reduces.
+/// Number of back-to-back all-reduces.
 const IN_A_ROW: usize = 960;
 
 struct Options {
@@ -59,7 +59,7 @@ fn options(arguments: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// One operation and size. Microseconds.
+/// One operation and size. Times are in microseconds.
 #[derive(Serialize)]
 struct Row {
     op: &'static str,
@@ -69,7 +69,7 @@ struct Row {
     raw_graph_us: f64,
     ours_us: f64,
     raw_us: f64,
-    /// Time until the call returned to the host: medians of the rank where the difference is largest.
+    /// Time until the call returned to the host: the median of the rank where the difference is largest.
     ours_host_us: f64,
     raw_host_us: f64,
 }
@@ -147,7 +147,7 @@ fn one(
     })
 }
 
-/// Host time of this rank's calls in a row: NCCL's, then ours.
+/// Host times of this rank's consecutive calls: NCCL's, then ours.
 #[derive(Default)]
 struct HostTimes([Vec<f64>; 2]);
 
@@ -158,7 +158,7 @@ impl HostTimes {
         let case = Case { iterations: case.iterations.max(MIN_HOST_CALLS), ..*case };
         let mut whose = Vec::new();
         let found = measure_calls(group, &mut clock, &case, &mut |group, slot| {
-            // The Thue-Morse sequence: neither side comes first, or after the other, more often.
+            // The Thue-Morse sequence: neither side is first, or follows the other, more often.
             let ours = whose.len().count_ones().is_multiple_of(2);
             whose.push(ours);
             if ours { case.what.call(group, slot, case.reduction) } else { raw.call(case.what, slot) }
@@ -170,7 +170,7 @@ impl HostTimes {
         Ok(())
     }
 
-    /// Medians of ours and of NCCL's, on the rank where the difference is largest.
+    /// Returns the medians of ours and of NCCL's, on the rank where the difference is largest.
     fn worst(self, group: &mut ProcessGroup) -> Result<(f64, f64)> {
         let [raw, ours] = self.0.map(|times| median(times.into_iter()));
         let all = group.all_gather_object(&(ours, raw))?;
@@ -179,8 +179,8 @@ impl HostTimes {
     }
 }
 
-/// Back-to-back all-reduces of 1 KiB: microseconds per call until all are done, and until they have returned. Ours, then
-/// NCCL's.
+/// Measures back-to-back all-reduces of 1 KiB. Returns the microseconds per call until all are complete and until they have
+/// returned, ours first, then NCCL's.
 fn in_a_row(group: &mut ProcessGroup, raw: &RawNccl, rounds: usize) -> Result<[(f64, f64); 2]> {
     let mut found: [Vec<(f64, f64)>; 2] = Default::default();
     for _ in 0..rounds.max(3) {

@@ -1,43 +1,44 @@
-//! What to do where communication takes much of a step: chosen by what the calls are bound by, and where they run.
+//! Advice where communication takes a large share of a step, chosen by the bound of the calls and by where they run.
 
 use ryzanstein_process_group::units;
 
 use super::{ADVISED_FROM, Communication, Part, percent, short};
 use ryzanstein_orchestrator::plural;
 
-/// Where the bandwidth of a link is not known, calls of fewer bytes than this are taken to be bound by latency.
+/// Calls of fewer bytes than this are taken to be bound by latency if the bandwidth of a link is not known.
 const SMALL: f64 = 262_144.0;
 
-/// Where the calls run.
+/// The context of the calls.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct JobContext {
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub ranks: usize,
-    /// How many of them share this rank's CPUs, itself included.
+    /// Number of ranks that share this rank's CPUs, itself included.
     pub sharing_cpus: usize,
-    /// Hosts that they run on.
+    /// Number of hosts of the ranks.
     pub hosts: usize,
-    /// Whether they compute on GPUs.
+    /// True if the ranks compute on GPUs.
     pub on_gpus: bool,
-    /// Whether the driver knows of NVLinks.
+    /// True if the driver reports NVLinks.
     pub has_nvlink: bool,
-    /// What one link carries in one direction, in 10⁹ bytes per second, if known.
+    /// Bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
     pub link_gbs: Option<f64>,
-    /// Whether steps are replayed from CUDA graphs where they can be.
+    /// True if steps are replayed from CUDA graphs where possible.
     pub is_graph: bool,
 }
 
-/// What most of a call's time goes into.
+/// The dominant part of a call's time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
-    /// Starting it, its steps, and waiting for other ranks.
+    /// Starting the call, its steps, and waiting for other ranks.
     Latency,
-    /// Moving its bytes.
+    /// Moving the bytes of the call.
     Bandwidth,
 }
 
 impl Limit {
-    /// Of a call: its bytes take at least half of its time on the link, or, where no link is known, are many.
+    /// Returns the limit of a call. Bandwidth limits it if its bytes take at least half of its time on the link, or, where no
+    /// link is known, are many.
     fn of(part: &Part, link_gbs: Option<f64>) -> Self {
         let is_bandwidth = match (link_gbs, part.call_us) {
             (Some(gbs), Some(us)) => part.wire_bytes / (gbs * 1e3) >= us / 2.0,
@@ -47,24 +48,24 @@ impl Limit {
     }
 }
 
-/// Why communication takes so much of a step, and what to do.
+/// The reason for the large share of communication in a step, and the remedies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Advice {
-    /// The operation that takes most, and what bounds it, in a sentence.
+    /// A sentence that names the most expensive operation and its limit.
     pub cause: String,
-    /// What to do, in sentences, the most effective first.
+    /// Remedies, in sentences, the most effective first.
     pub remedies: Vec<String>,
 }
 
 impl Advice {
-    /// All sentences.
+    /// Returns all sentences.
     pub(super) fn lines(self) -> impl Iterator<Item = String> {
         std::iter::once(self.cause).chain(self.remedies)
     }
 }
 
 impl Communication {
-    /// `None` where communication takes little.
+    /// Returns advice; `None` if communication takes a small share.
     pub fn advice(&self, context: &JobContext) -> Option<Advice> {
         self.share().filter(|share| *share >= ADVISED_FROM)?;
         let part = self.parts.first()?;

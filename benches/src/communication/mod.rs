@@ -1,8 +1,8 @@
-//! Which share of a model's steps its collectives take, by operation, and what to do where that is much. Pure.
+//! The share of a model's steps that its collectives take, by operation, and advice where that share is large. Pure.
 //!
-//! The figures are those of [profiles](ryzanstein_process_group::Profile). A wait for a rank that comes late is not communication:
-//! it is told apart, as far as one rank knows of it, and by the rank that waits least. On GPUs some calls are timed, by events,
-//! and stand for the others of their kind.
+//! The figures are those of [profiles](ryzanstein_process_group::Profile). A wait for a late rank is not communication: it is
+//! reported separately, as far as one rank can observe it, and relative to the rank that waits least. On GPUs only some calls
+//! are timed, by events; they represent the others of their kind.
 
 mod advice;
 
@@ -17,7 +17,7 @@ pub use advice::{Advice, JobContext, Limit};
 
 /// The documented limit: communication takes less than this share of a step.
 pub const BELOW_SHARE: f64 = 0.2;
-/// Advice is given from this share on.
+/// The share from which on advice is given.
 const ADVISED_FROM: f64 = 0.3;
 
 /// The calls of one operation.
@@ -25,15 +25,15 @@ const ADVISED_FROM: f64 = 0.3;
 pub struct Part {
     /// Name of the operation.
     pub op: String,
-    /// Calls of a step.
+    /// Number of calls in a step.
     pub calls: f64,
-    /// Mean bytes of a call: the whole array.
+    /// Mean bytes of a call, for the whole array.
     pub bytes: f64,
-    /// Mean microseconds of a call, without waits; `None` if none was timed.
+    /// Mean microseconds of a call, without waits; `None` if no call was timed.
     pub call_us: Option<f64>,
-    /// Mean microseconds that a call waits for ranks that come late; `None` if none was timed.
+    /// Mean microseconds that a call waits for late ranks; `None` if no call was timed.
     pub wait_us: Option<f64>,
-    /// The share of a step that all its calls take, without waits; `None` if none was timed.
+    /// The share of a step that all calls of the operation take, without waits; `None` if no call was timed.
     pub share: Option<f64>,
     /// Name of the element type of the largest calls.
     pub dtype: String,
@@ -45,13 +45,13 @@ pub struct Part {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Communication {
-    /// By operation, the one that takes longest first.
+    /// The parts by operation, the most expensive first.
     pub parts: Vec<Part>,
 }
 
 impl Communication {
-    /// From the profile of one rank, which has been cleared before `steps` steps that took `seconds` together. Calls of one rank
-    /// alone do not count.
+    /// Builds it from the profile of one rank, which was cleared before `steps` steps that took `seconds` together. Calls of a
+    /// single rank do not count.
     pub fn new(rows: &[ProfileRow], seconds: f64, steps: usize) -> Self {
         let rows: Vec<&ProfileRow> = rows.iter().filter(|row| row.world_size > 1).collect();
         let mut ops: Vec<&str> = rows.iter().map(|row| row.op).collect();
@@ -60,7 +60,7 @@ impl Communication {
         Self { parts: ops.into_iter().map(|op| Part::new(op, &rows, seconds, steps)).collect() }.sorted()
     }
 
-    /// Of all ranks: each operation's calls as on the rank that waits least. What the others take longer is a wait.
+    /// Combines all ranks: each operation's calls as on the rank that waits least. The additional time of the others is a wait.
     pub fn of_ranks(ranks: &[Self]) -> Self {
         let mut ops: Vec<&str> =
             ranks.iter().flat_map(|rank| &rank.parts).map(|part| part.op.as_str()).collect();
@@ -84,24 +84,24 @@ impl Communication {
         Self { parts: parts.collect() }.sorted()
     }
 
-    /// The operation that takes longest first.
+    /// Sorts the operations, the most expensive first.
     fn sorted(mut self) -> Self {
         self.parts.sort_by(|a, b| b.share.unwrap_or(0.0).total_cmp(&a.share.unwrap_or(0.0)));
         self
     }
 
-    /// The share of a step that all calls take; `None` if there are none, or an operation was not timed.
+    /// Returns the share of a step that all calls take; `None` without calls, or if an operation was not timed.
     pub fn share(&self) -> Option<f64> {
         let shares: Option<Vec<f64>> = self.parts.iter().map(|part| part.share).collect();
         shares.filter(|shares| !shares.is_empty()).map(|shares| shares.iter().sum())
     }
 
-    /// Whether the share is below the documented limit; `None` if it is not known.
+    /// Returns true if the share is below the documented limit; `None` if it is not known.
     pub fn meets_target(&self) -> Option<bool> {
         self.share().map(|share| share < BELOW_SHARE)
     }
 
-    /// For people: a table by operation, the verdict and advice. Empty without calls that were timed.
+    /// Formats a table by operation, the verdict and advice for people. Empty without timed calls.
     pub fn text(&self, context: &JobContext, screen: Screen) -> String {
         if self.parts.iter().all(|part| part.share.is_none()) {
             return String::new();
@@ -142,7 +142,7 @@ impl Part {
         let rows = || rows.iter().copied().filter(|row| row.op == op);
         let calls = rows().map(|row| row.calls).sum::<u64>() as f64;
         let sum = |of: &dyn Fn(&ProfileRow) -> f64| rows().map(|row| row.calls as f64 * of(row)).sum::<f64>();
-        // The calls that were timed stand for all of their row.
+        // The timed calls represent all of their row.
         let is_timed = calls > 0.0 && rows().all(|row| row.timed > 0);
         let mean = |of: fn(&ProfileRow) -> f64| is_timed.then(|| sum(&|row| of(row) / row.timed as f64));
         let taken = mean(|row| row.total_s - row.waited_s);
@@ -160,7 +160,7 @@ impl Part {
         }
     }
 
-    /// One row's cells.
+    /// Returns the cells of one row.
     pub(crate) fn cells(&self) -> [Cell; 6] {
         let shown = |figure: Option<String>| figure.map_or_else(|| Cell::from("not timed"), Cell::from);
         [
@@ -175,8 +175,8 @@ impl Part {
 }
 
 impl JobContext {
-    /// Those of a group of this job. `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, if known;
-    /// `rows` are a profile, whose rows know whether there are NVLinks.
+    /// Returns the context of a group of this job. `link_gbs` is the bandwidth of one link in one direction, in 10⁹ bytes per
+    /// second, if known; `rows` are a profile, whose rows show the presence of NVLinks.
     pub fn of(
         manager: &mut ProcessGroupManager,
         group: fn(&mut ProcessGroupManager) -> &mut ProcessGroup,
@@ -203,12 +203,12 @@ impl JobContext {
     }
 }
 
-/// A measured share for people.
+/// Formats a measured share for people.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A number of calls: whole, if it is.
+/// Formats a number of calls, without decimals if it is whole.
 fn short(number: f64) -> String {
     if number.fract() < 0.05 { format!("{number:.0}") } else { format!("{number:.1}") }
 }

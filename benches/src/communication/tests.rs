@@ -2,7 +2,7 @@ use ryzanstein_process_group::DType;
 
 use super::*;
 
-/// Calls of one size, as a profile of two ranks shows them.
+/// Returns calls of one size, as a profile of two ranks shows them.
 fn row(op: &'static str, calls: u64, bytes: f64, call_us: f64) -> ProfileRow {
     ProfileRow {
         group: "world".into(),
@@ -59,10 +59,10 @@ fn shares_are_of_a_step_and_calls_that_were_timed_stand_for_the_others() {
 
 #[test]
 fn waits_for_late_ranks_are_no_communication() {
-    // 10 steps of 1 ms with 9 calls each. Rank 0 knows of waits of 15 us a call; rank 1 comes late, and waits for nobody.
+    // 10 steps of 1 ms with 9 calls each. Rank 0 records waits of 15 us a call; rank 1 is late, and waits for no other rank.
     let of = |call_us: f64, wait_us: f64| {
         let row = row("all_reduce", 90, 8e3, call_us);
-        // Three of them are timed; waits are those of all.
+        // Three of them are timed; waits are those of all calls.
         let (timed, calls) = (row.timed as f64, row.calls as f64);
         let waited_s = calls * wait_us / 1e6;
         let total_s = timed * call_us / 1e6 + waited_s;
@@ -103,7 +103,7 @@ fn without_timed_calls_there_is_no_verdict() {
     assert_eq!(Communication::new(&[alone], 1.0, 1).share(), None);
 }
 
-/// The advice for one operation that takes half of a step.
+/// Returns the advice for one operation that takes half of a step.
 fn advice(bytes: f64, call_us: f64, context: &JobContext) -> String {
     let calls = 9;
     let seconds = calls as f64 * call_us / 1e6 * 2.0;

@@ -4,20 +4,21 @@ use std::time::Instant;
 
 use ryzanstein_process_group::{Error, GroupBuffer, ProcessGroup, ReduceOp};
 
-/// Time per back-to-back all-reduce in microseconds, and wrong elements.
+/// Returns the time per back-to-back all-reduce in microseconds, and the number of wrong elements.
 ///
 /// # Errors
-/// Those of the collectives.
+/// Returns the errors of the collectives.
 pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Result<(f64, u64), Error> {
     let (figure, errors) =
         calls_back_to_back(group, bytes, calls, |group, x| group.all_reduce(x, ReduceOp::Sum))?;
     Ok((figure.0, errors))
 }
 
-/// [`back_to_back`] of all-reduces that `make` makes; also the time per call until they returned to the host.
+/// Does the same as [`back_to_back`] with all-reduces that `make` makes. Also returns the time per call until they returned to
+/// the host.
 ///
 /// # Errors
-/// Those of the collectives.
+/// Returns the errors of the collectives.
 pub fn calls_back_to_back(
     group: &mut ProcessGroup,
     bytes: usize,
@@ -28,7 +29,7 @@ pub fn calls_back_to_back(
     let mut x = vec![0.0f32; bytes / 4];
     let mut placed = group.upload(&x)?;
     let base = |i: usize| (i % 4 + 1) as f32;
-    // Every call multiplies by the world size: as many in a row as f32 represents exactly, then fresh operands.
+    // Every call multiplies by the world size: consecutive calls as long as f32 is exact, then fresh operands.
     let bits = (n as f64).log2().max(0.5);
     let row = ((if n.is_power_of_two() { 96.0 } else { 20.0 }) / bits) as usize;
     let (mut spent, mut returned, mut done, mut errors) = (0.0, 0.0, 0, 0);
@@ -53,14 +54,14 @@ pub fn calls_back_to_back(
     Ok(((figure[0], figure[1]), total(group, errors)?))
 }
 
-/// The maximum of each figure over the ranks.
+/// Returns the maximum of each figure over the ranks.
 fn greatest(group: &mut ProcessGroup, figures: &[f64]) -> Result<Vec<f64>, Error> {
     let mut placed = group.upload(figures)?;
     group.all_reduce(&mut placed, ReduceOp::Max)?;
     group.download(&placed)
 }
 
-/// The sum over the ranks.
+/// Returns the sum over the ranks.
 pub fn total(group: &mut ProcessGroup, count: u64) -> Result<u64, Error> {
     let mut placed = group.upload(&[count])?;
     group.all_reduce(&mut placed, ReduceOp::Sum)?;

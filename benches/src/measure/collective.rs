@@ -1,4 +1,4 @@
-//! The operations that can be measured, and how each is called.
+//! The measurable operations and their calls.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use ryzanstein_process_group::{
     Buffer, BufferMut, Error, Operation, ProcessGroup, Rank, ReduceOp, bus_factor,
 };
 
-/// An operation that can be measured. Roots are rank 0.
+/// A measurable operation. Roots are rank 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Collective {
     /// All-reduce.
@@ -37,19 +37,19 @@ pub enum Collective {
 pub struct CollectiveForm {
     /// The operation.
     pub what: Collective,
-    /// Whether input and output are separate.
+    /// True if input and output are separate.
     pub out_of_place: bool,
 }
 
 impl From<Collective> for CollectiveForm {
-    /// The form that is measured unless the other one is asked for.
+    /// Returns the form that is measured by default.
     fn from(what: Collective) -> Self {
         Self { what, out_of_place: what.is_out_of_place() }
     }
 }
 
 impl fmt::Display for CollectiveForm {
-    /// The name, with `_into` for an operation that has both forms and is called out of place.
+    /// Writes the name, with `_into` for an operation that has both forms and is called out of place.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = if self.out_of_place && self.what.has_both_places() { "_into" } else { "" };
         write!(f, "{}{form}", self.what)
@@ -93,7 +93,7 @@ impl Collective {
         Self::Barrier,
     ];
 
-    /// The operation's name.
+    /// Returns the operation's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -109,27 +109,27 @@ impl Collective {
         }
     }
 
-    /// Whether it reduces values.
+    /// Returns true if the operation reduces values.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether the array consists of one chunk per rank.
+    /// Returns true if the array consists of one chunk per rank.
     pub const fn is_chunked(self) -> bool {
         matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
-    /// Whether it is measured out of place unless a case says otherwise.
+    /// Returns true if the operation is measured out of place by default.
     pub const fn is_out_of_place(self) -> bool {
         matches!(self, Self::AllToAll)
     }
 
-    /// Whether it can be measured both in place and out of place.
+    /// Returns true if the operation can be measured both in place and out of place.
     pub const fn has_both_places(self) -> bool {
         !matches!(self, Self::AllToAll | Self::SendRecv | Self::Barrier)
     }
 
-    /// The group operation that rank 0 calls.
+    /// Returns the group operation that rank 0 calls.
     pub const fn operation(self, reduction: ReduceOp) -> Operation {
         let root = Rank(0);
         match self {
@@ -146,7 +146,8 @@ impl Collective {
         }
     }
 
-    /// `algbw` and `busbw` in 10⁹ bytes per second of a call of `bytes` bytes (the whole array) that takes `us` microseconds.
+    /// Returns `algbw` and `busbw` in 10⁹ bytes per second of a call of `bytes` bytes (the whole array) that takes `us`
+    /// microseconds.
     pub fn bandwidths(self, bytes: usize, us: f64, world_size: usize) -> (f64, f64) {
         let algbw = if us > 0.0 { bytes as f64 / (us * 1e3) } else { 0.0 };
         (algbw, algbw * bus_factor(self.name(), world_size))
@@ -155,7 +156,7 @@ impl Collective {
     /// Makes one call.
     ///
     /// # Errors
-    /// Those of the collective.
+    /// Returns the errors of the collective.
     pub fn call<M: Buffer + BufferMut>(
         self,
         group: &mut ProcessGroup,
@@ -200,7 +201,7 @@ impl Collective {
     }
 }
 
-/// A name that no measured operation has.
+/// A name that is not a measured operation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown operation `{0}`; expected `all` or some of {names}, separated by commas", names = Collective::ALL.map(Collective::name).join(", "))]
 pub struct UnknownCollective(pub String);
@@ -212,7 +213,7 @@ pub(super) enum Partner {
     Sender(usize),
 }
 
-/// The rank that a rank exchanges messages with; none for the last of an odd number.
+/// Returns the rank that a rank exchanges messages with; `None` for the last of an odd number.
 pub(super) fn partner(rank: usize, world_size: usize) -> Option<Partner> {
     match rank % 2 {
         0 if rank + 1 < world_size => Some(Partner::Receiver(rank + 1)),

@@ -1,7 +1,7 @@
 //! Memory and clock of a GPU.
 //!
-//! Operands are copied to the GPU before the timed part, and results copied back and compared after it. Events between the calls
-//! in the GPU's stream measure the times, so host time does not count unless the GPU waits for it.
+//! Operands are copied to the GPU before the timed part, and results are copied back and compared after it. Events between the
+//! calls in the GPU's stream measure the times, so host time counts only if the GPU waits for it.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::{Bench, Call, CallBuffers, Sample};
 
 /// Total size of the rotating buffers: several times a GPU's caches.
 const ROTATED: usize = 512 << 20;
-/// The maximum number of calls in a run, and of chains of calls in a graph.
+/// Maximum number of calls in a run, and of chains of calls in a graph.
 const MAX_CALLS: usize = 64;
 const MAX_CHAINS: usize = 24;
 
@@ -21,19 +21,20 @@ const MAX_CHAINS: usize = 24;
 pub struct Gpu {
     device: Device,
     graph: bool,
-    /// The calls have been made one by one, so the backend has allocated its workspace, which it cannot do during a capture.
+    /// True once the calls have been made one by one. The backend has then allocated its workspace, which it cannot do during a
+    /// capture.
     has_run: bool,
     /// Host memory for copies to and from the GPU.
     staging: Option<PinnedBuffer>,
 }
 
 impl Gpu {
-    /// For calls on this GPU's stream.
+    /// Creates a bench for calls on this GPU's stream.
     pub fn new(device: Device, graph: bool) -> Self {
         Self { device, graph, has_run: false, staging: None }
     }
 
-    /// Pinned host memory of this length.
+    /// Returns pinned host memory of this length.
     fn staging(&mut self, bytes: usize) -> Result<&mut [u8], DeviceError> {
         let staging = match self.staging.take() {
             Some(staging) if staging.bytes().len() >= bytes => staging,

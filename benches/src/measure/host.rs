@@ -15,7 +15,7 @@ const ROTATED: usize = 128 << 20;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
-/// A cache line, with which arrays of tensor libraries begin, and so every element type is aligned.
+/// A cache line: the alignment of arrays in tensor libraries, sufficient for every element type.
 #[derive(Clone, Copy, Zeroable, Pod, Debug)]
 #[repr(C, align(64))]
 struct Line([u64; 8]);
@@ -53,7 +53,7 @@ impl BufferMut for HostBuffer {
     }
 }
 
-/// The clock that all processes of a host share, unlike [`Instant`] as a number.
+/// Returns the time of the clock that all processes of a host share; the number of an [`Instant`] is private to a process.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

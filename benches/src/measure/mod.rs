@@ -1,7 +1,7 @@
 //! Measures a collective.
 //!
-//! Each call has its own operands; receiving memory is poisoned first, and every element of every result is compared. A
-//! call's latency is that of its slowest rank. [`Bench`] abstracts what differs between CPU and GPU: memory and clock.
+//! Each call has its own operands; receiving memory is poisoned first, and every element of every result is compared. A call's
+//! latency is that of its slowest rank. [`Bench`] abstracts the differences between CPU and GPU: memory and clock.
 
 mod back_to_back;
 mod collective;
@@ -28,22 +28,22 @@ pub trait Bench {
     /// A buffer of elements. Operands are written and results read through the bench.
     type Memory: BufferMut;
 
-    /// How many buffers of `bytes` bytes the calls rotate over.
+    /// Returns the number of buffers of `bytes` bytes that the calls rotate over.
     fn slots(&self, bytes: usize) -> usize;
 
-    /// Whether only a whole run can be timed, not its calls. Then each run uses all slots, and makes as many calls on each as
-    /// keep its values exact.
+    /// Returns true if only a whole run can be timed, not its calls. Then each run uses all slots, and makes as many calls on
+    /// each as keep its values exact.
     fn times_whole_runs(&self) -> bool {
         false
     }
 
-    /// How many calls at the start of each run are made and checked but not timed, so that the ranks are synchronised when the
-    /// clock starts. Less than [`slots`](Self::slots).
+    /// Returns the number of calls at the start of each run that are made and checked but not timed, so that the ranks are
+    /// synchronised when the clock starts. It is less than [`slots`](Self::slots).
     fn untimed_calls(&self) -> usize {
         0
     }
 
-    /// Whether several threads fill and compare buffers. Not on host memory, where the ranks themselves use all CPUs.
+    /// Returns true if several threads fill and compare buffers. False on host memory, where the ranks themselves use all CPUs.
     fn checks_in_parallel(&self) -> bool {
         false
     }
@@ -51,26 +51,26 @@ pub trait Bench {
     /// Allocates a buffer.
     ///
     /// # Errors
-    /// When there is not enough memory.
+    /// Fails when there is not enough memory.
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<Self::Memory, Error>;
 
     /// Lets `content` write the whole buffer.
     ///
     /// # Errors
-    /// Those of a copy to the device.
+    /// Returns the errors of a copy to the device.
     fn write(&mut self, memory: &mut Self::Memory, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error>;
 
     /// Lets `look` read the whole buffer.
     ///
     /// # Errors
-    /// Those of a copy from the device.
+    /// Returns the errors of a copy from the device.
     fn read(&mut self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
 
-    /// Times `call` on each slot in order, `chain` times each, and returns when all are complete: one sample for each slot after
-    /// the untimed ones, or a single sample if only whole runs can be timed.
+    /// Times `call` on each slot in order, `chain` times each, and returns when all are complete. Returns one sample for each
+    /// slot after the untimed ones, or a single sample if only whole runs can be timed.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Returns the errors of the calls.
     fn time(
         &mut self,
         group: &mut ProcessGroup,
@@ -86,21 +86,21 @@ pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut CallBuffers<M>)
 /// One timing on one rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sample {
-    /// Microseconds until the call was done.
+    /// Microseconds until the call was complete.
     pub latency_us: f64,
     /// Microseconds until the call returned to the host.
     pub host_us: f64,
-    /// When the rank entered the call, in nanoseconds on its host's monotonic clock; `None` where that was not noted.
+    /// Time at which the rank entered the call, in nanoseconds on its host's monotonic clock; `None` if it was not recorded.
     pub entered_ns: Option<u64>,
 }
 
 /// The minimum number of samples of a figure, unless fewer calls are requested.
 pub const MIN_SAMPLES: usize = 5;
 
-/// The most buffers that calls on host memory rotate between.
+/// Maximum number of buffers that calls on host memory rotate over.
 const HOST_SLOTS: usize = 4;
 
-/// What to measure.
+/// A case to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Case {
     /// The operation.
@@ -111,9 +111,9 @@ pub struct Case {
     pub dtype: DType,
     /// Bytes of the whole array; rounded down to whole elements and chunks.
     pub bytes: usize,
-    /// Untimed calls before the timed ones. Their values are checked. Fewer than the buffers leave some of them cold.
+    /// Untimed calls before the timed ones. Their values are checked. If there are fewer than buffers, some buffers stay cold.
     pub warmup: usize,
-    /// Whether input and output are separate buffers.
+    /// True if input and output are separate buffers.
     pub out_of_place: bool,
     /// The minimum number of timed calls. If only whole runs can be timed, at least [`MIN_SAMPLES`] of them, if that many calls are
     /// requested.
@@ -121,7 +121,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
+    /// Creates a case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
     pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
         // Each buffer is warm before the first timed call.
         let warmup = (iterations / 10).clamp(HOST_SLOTS, 20);
@@ -129,18 +129,18 @@ impl Case {
         Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, out_of_place, iterations }
     }
 
-    /// The operation and its form.
+    /// Returns the operation and its form.
     pub const fn form(&self) -> CollectiveForm {
         CollectiveForm { what: self.what, out_of_place: self.out_of_place }
     }
 
-    /// Elements of a chunk, or of the vector: at least one.
+    /// Returns the number of elements of a chunk, or of the vector: at least one.
     pub fn count(&self, world_size: usize) -> usize {
         let parts = if self.what.is_chunked() { world_size } else { 1 };
         (self.bytes / self.dtype.size() / parts).max(1)
     }
 
-    /// Bytes of the whole array as it is measured among so many ranks.
+    /// Returns the bytes of the whole array as measured on `world_size` ranks.
     pub(crate) fn array_bytes(&self, world_size: usize) -> usize {
         let parts = match self.what {
             Collective::Barrier => 0,
@@ -160,24 +160,24 @@ pub struct Figures {
     pub latency: Summary,
     /// Median of the time until the slowest rank's call returned to the host, in microseconds.
     pub host_us: f64,
-    /// The path of the calls on rank 0, which takes part in every operation; `None` if there was none.
+    /// The path of the calls on rank 0, which takes part in every operation; `None` without a path.
     pub path: Option<Path>,
     /// Wrong elements, over all ranks and calls, warm-up included.
     pub errors: u64,
-    /// How far apart the ranks entered the calls; `None` where that was not noted. It means something only among ranks of one host,
-    /// whose clocks are the same.
+    /// Skew between the ranks' entries into the calls; `None` if it was not recorded. It is meaningful only among ranks of one
+    /// host, which share a clock.
     pub skew: Option<Skew>,
 }
 
-/// [`measure`] in the memory that the group's calls work on. `graph` (GPUs only) replays the calls from a CUDA graph.
+/// Runs [`measure`] in the memory that the group's calls work on. `graph` (GPUs only) replays the calls from a CUDA graph.
 ///
 /// # Errors
-/// As [`measure`].
+/// Returns the errors of [`measure`].
 pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Figures, Error> {
     Ok(sample_group(group, graph, case)?.figures())
 }
 
-/// The samples of [`measure_group`].
+/// Returns the samples of [`measure_group`].
 pub(crate) fn sample_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Samples, Error> {
     match group.device().cloned() {
         Some(device) => sample(group, &mut Gpu::new(device, graph), case),
@@ -192,15 +192,15 @@ fn sample<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Res
 /// Measures one case. Every rank calls this with the same case and gets the same figures.
 ///
 /// # Errors
-/// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
+/// Returns the errors of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
 pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Figures, Error> {
     Ok(sample(group, bench, case)?.figures())
 }
 
-/// [`measure`] of calls that `make` makes, such as direct calls of NCCL, with the same checks.
+/// Does the same as [`measure`] with calls that `make` makes, such as direct calls of NCCL, with the same checks.
 ///
 /// # Errors
-/// As [`measure`].
+/// Returns the errors of [`measure`].
 pub fn measure_calls<B: Bench>(
     group: &mut ProcessGroup,
     bench: &mut B,
@@ -210,7 +210,7 @@ pub fn measure_calls<B: Bench>(
     Ok(sample_calls(group, bench, case, make)?.figures())
 }
 
-/// The samples of [`measure_calls`].
+/// Returns the samples of [`measure_calls`].
 pub(crate) fn sample_calls<B: Bench>(
     group: &mut ProcessGroup,
     bench: &mut B,
@@ -225,7 +225,7 @@ pub(crate) fn sample_calls<B: Bench>(
         .on_threads(bench.checks_in_parallel());
     let bytes = case.array_bytes(n);
     let untimed_calls = bench.untimed_calls();
-    // If only whole runs can be timed, the first is untimed: it initialises what the first call initialises.
+    // If only whole runs can be timed, the first is untimed: it does the initialisation of the first call.
     let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
     let most = case.iterations.max(warmup).max(1) + untimed_calls;
     let slots = bench.slots(bytes).clamp(1 + untimed_calls, most);

@@ -14,7 +14,7 @@ use super::collective::{Collective, Partner, partner};
 
 /// The period of a pattern in elements: a prime, so that chunk lengths are rarely multiples of it.
 const PERIOD: usize = 1021;
-/// Fills receiving memory: a NaN for floats, and an integer that no pattern contains.
+/// Fill byte of receiving memory: a NaN for floats, and an integer that no pattern contains.
 pub(super) const POISON: u8 = 0xFF;
 /// The phase shift from one chunk to the next, and from one call to the next.
 const PER_CHUNK: usize = 389;
@@ -23,11 +23,11 @@ const PER_CALL: usize = 131;
 /// The contents of a run of elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
-    /// What a rank contributes to a reduction.
+    /// The contribution of a rank to a reduction.
     Operand(usize),
     /// The reduction of all operands, after this many calls on the same memory.
     Reduced(usize),
-    /// What a rank sends in operations that do not reduce.
+    /// The data that a rank sends in operations that do not reduce.
     Payload(usize),
     /// Memory that the call must overwrite.
     Poison,
@@ -38,7 +38,7 @@ enum Content {
 struct Piece {
     range: Range<usize>,
     content: Content,
-    /// The chunk whose pattern it is.
+    /// The chunk that the pattern belongs to.
     chunk: usize,
 }
 
@@ -49,32 +49,33 @@ pub(super) struct Patterns {
     dtype: DType,
     rank: usize,
     world_size: usize,
-    /// Elements of a chunk, or of the vector.
+    /// Number of elements of a chunk, or of the vector.
     count: usize,
     tables: Vec<(Content, Vec<u8>)>,
-    /// Whether input and output are separate buffers.
+    /// True if input and output are separate buffers.
     out_of_place: bool,
-    /// Periods per task when several threads fill or compare.
+    /// Number of periods per task when several threads fill or compare.
     periods: usize,
 }
 
-/// Periods per task of several threads: about a megabyte.
+/// Number of periods per task of several threads: about a megabyte.
 const PERIODS: usize = 256;
 
 impl Patterns {
-    /// For calls with separate input and output.
+    /// Sets whether calls have separate input and output.
     pub(super) fn out_of_place(mut self, separate: bool) -> Self {
         self.out_of_place = separate;
         self
     }
 
-    /// Lets several threads fill and compare.
+    /// Sets whether several threads fill and compare.
     pub(super) fn on_threads(mut self, several: bool) -> Self {
         self.periods = if several { PERIODS } else { usize::MAX };
         self
     }
 
-    /// Patterns for `count` elements (a chunk, where the operation has chunks), and up to `chain` calls on the same memory.
+    /// Creates patterns for `count` elements (a chunk, where the operation has chunks), and up to `chain` calls on the same
+    /// memory.
     pub(super) fn new(
         what: Collective,
         reduction: ReduceOp,
@@ -101,7 +102,7 @@ impl Patterns {
         Ok(Self { what, dtype, rank, world_size, count, tables, out_of_place: false, periods: usize::MAX })
     }
 
-    /// Elements of the whole array.
+    /// Returns the number of elements of the whole array.
     pub(super) fn elements(&self) -> usize {
         match self.what {
             Collective::Barrier => 0,
@@ -110,7 +111,7 @@ impl Patterns {
         }
     }
 
-    /// Elements of the buffer with the result, which holds the operand too if the call is in place.
+    /// Returns the number of elements of the buffer with the result, which also holds the operand if the call is in place.
     pub(super) fn buffer_elements(&self) -> usize {
         match self.what {
             Collective::ReduceScatter | Collective::Scatter if self.out_of_place => self.count,
@@ -118,7 +119,7 @@ impl Patterns {
         }
     }
 
-    /// Elements of the input of a call out of place.
+    /// Returns the number of elements of the input of a call out of place.
     pub(super) fn input_elements(&self) -> Option<usize> {
         self.out_of_place.then(|| match self.what {
             Collective::AllGather | Collective::Gather => self.count,
@@ -163,12 +164,12 @@ impl Patterns {
         Piece { range: index * self.count..(index + 1) * self.count, content, chunk: index }
     }
 
-    /// One piece per chunk, with the content of each.
+    /// Returns one piece per chunk, with the content of each.
     fn chunks(&self, content: impl Fn(usize) -> Content) -> Vec<Piece> {
         (0..self.world_size).map(|index| self.chunk(index, content(index))).collect()
     }
 
-    /// A buffer that is one chunk.
+    /// Returns the pieces of a buffer that is one chunk.
     fn only_chunk(&self, index: usize, content: Content) -> Vec<Piece> {
         vec![Piece { range: 0..self.count, content, chunk: index }]
     }
@@ -251,7 +252,7 @@ impl Patterns {
         self.tables.iter().find(|(c, _)| *c == content).map(|(_, table)| &table[..])
     }
 
-    /// Bytes per task of several threads; `None` for a single thread.
+    /// Returns the bytes per task of several threads; `None` for a single thread.
     fn piece(&self, table: &[u8]) -> Option<usize> {
         table.len().checked_mul(self.periods).filter(|length| *length > 0)
     }
@@ -274,7 +275,7 @@ impl Patterns {
     }
 }
 
-/// How many times an in-place sum can run on the same memory with all values exact in every order.
+/// Returns the number of in-place sums that can run on the same memory with all values exact in every order.
 pub(super) fn longest_chain(what: Collective, reduction: ReduceOp, dtype: DType, world_size: usize) -> usize {
     if what != Collective::AllReduce || reduction != ReduceOp::Sum {
         return 1;
@@ -285,7 +286,7 @@ pub(super) fn longest_chain(what: Collective, reduction: ReduceOp, dtype: DType,
         let factor = (world_size as u64).checked_pow(*calls as u32 - 1);
         factor.and_then(|f| f.checked_mul(first)).is_some_and(|largest| largest <= limit)
     };
-    // A longer chain would prove nothing more.
+    // A longer chain would not show more.
     (2..=8).take_while(fits).last().unwrap_or(1)
 }
 
@@ -318,7 +319,7 @@ impl Operands {
     fn of(&self, rank: usize, i: usize) -> u64 {
         match self.reduction {
             ReduceOp::Product => 1 + (mix(i) + rank as u64) % 2,
-            // No rank has the smallest, or the largest, value everywhere.
+            // No rank has the smallest or the largest value everywhere.
             ReduceOp::Min | ReduceOp::Max => (mix(i) + 3 * rank as u64) % self.values,
             _ => mix(i) % self.values + self.step * rank as u64,
         }
@@ -335,7 +336,7 @@ impl Operands {
         }
     }
 
-    /// The largest intermediate value, in any order.
+    /// Returns the largest intermediate value, in any order.
     fn largest(&self) -> u64 {
         let n = self.world_size as u64;
         match self.reduction {
@@ -347,7 +348,7 @@ impl Operands {
     }
 }
 
-/// Up to here every integer is exact, and no pattern equals poison.
+/// Returns the bound up to which every integer is exact and no pattern equals poison.
 const fn exact(dtype: DType) -> u64 {
     match dtype {
         DType::F16 => 2048,
@@ -360,7 +361,7 @@ const fn exact(dtype: DType) -> u64 {
     }
 }
 
-/// A hash that scatters neighbouring indices.
+/// Hashes an index so that neighbouring indices differ widely.
 const fn mix(i: usize) -> u64 {
     (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
 }

@@ -1,4 +1,4 @@
-//! What the ranks of a group timed, put together.
+//! The combined timings of the ranks of a group.
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, ProcessGroup};
@@ -12,9 +12,9 @@ use super::{Figures, Sample, slowest, summary};
 struct Measurement {
     latency_us: Vec<f64>,
     host_us: Vec<f64>,
-    /// Empty where it was not noted.
+    /// Empty if it was not recorded.
     entered_ns: Vec<u64>,
-    /// The path of the last call; another operation's on a rank that does not take part.
+    /// The path of the last call; that of another operation on a rank that does not take part.
     path: Option<Path>,
     errors: u64,
 }
@@ -26,16 +26,16 @@ pub(crate) struct Samples {
     pub(crate) bytes: usize,
     /// The path of the calls on rank 0.
     pub(crate) path: Option<Path>,
-    /// Of the slowest rank of each call, in microseconds.
+    /// Latency of the slowest rank of each call, in microseconds.
     latency_us: Vec<f64>,
     host_us: Vec<f64>,
-    /// How far apart the ranks entered each call, in microseconds; empty where that was not noted.
+    /// Spread of the ranks' entries into each call, in microseconds; empty if it was not recorded.
     spread_us: Vec<f64>,
     errors: u64,
 }
 
 impl Samples {
-    /// Puts those of all ranks together. Every rank calls this with its own.
+    /// Combines the samples of all ranks. Every rank calls this with its own.
     pub(super) fn gather(
         group: &mut ProcessGroup,
         bytes: usize,
@@ -56,7 +56,7 @@ impl Samples {
         let entered: Vec<&[u64]> = all.iter().map(|rank| &rank.entered_ns[..]).collect();
         Ok(Self {
             bytes,
-            // The same for all ranks, since all must act on it alike.
+            // The same for all ranks, since all must act on it in the same way.
             path: all.first().and_then(|rank| rank.path),
             latency_us: slowest(&latency),
             host_us: slowest(&host),
@@ -65,7 +65,7 @@ impl Samples {
         })
     }
 
-    /// What they amount to.
+    /// Returns the figures of the samples.
     pub(crate) fn figures(self) -> Figures {
         Figures {
             bytes: self.bytes,

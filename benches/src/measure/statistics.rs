@@ -3,7 +3,7 @@
 /// Percentiles of a run of calls, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Summary {
-    /// Calls.
+    /// Number of calls.
     pub calls: usize,
     /// 25th percentile.
     pub p25_us: f64,
@@ -20,26 +20,26 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Half the notch of a box plot: medians whose notches do not overlap differ at the level of 5 % (R. `McGill`, J. Tukey and
-    /// W. Larsen, "Variations of box plots", 1978).
+    /// Returns half the notch of a box plot: medians whose notches do not overlap differ at the level of 5 % (R. `McGill`, J.
+    /// Tukey and W. Larsen, "Variations of box plots", 1978).
     fn half_notch(&self) -> f64 {
         1.57 * (self.p75_us - self.p25_us) / (self.calls.max(1) as f64).sqrt()
     }
 
-    /// Whether this is slower than `other` by more than the share `tolerance`, and by more than chance.
+    /// Returns true if this is slower than `other` by more than the share `tolerance`, and by more than chance.
     pub fn is_slower(&self, other: &Self, tolerance: f64) -> bool {
         self.median_us > other.median_us * (1.0 + tolerance)
             && self.median_us - self.half_notch() > other.median_us + other.half_notch()
     }
 }
 
-/// The slowest rank's latency of each call: a collective is complete when its last rank is.
+/// Returns the slowest rank's latency of each call: a collective is complete when its last rank is.
 pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
     let calls = of_ranks.iter().map(|r| r.len()).min().unwrap_or(0);
     (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
 }
 
-/// How far apart the ranks of a call entered it, in microseconds.
+/// Spread of the ranks' entries into a call, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Skew {
     /// Median over the calls.
@@ -48,8 +48,8 @@ pub struct Skew {
     pub p99_us: f64,
 }
 
-/// Between the first rank and the last to enter each call, in microseconds, from nanoseconds of one clock. Empty where a rank noted
-/// none.
+/// Returns the time between the entries of the first and the last rank into each call, in microseconds, from nanoseconds of one
+/// clock. Empty if a rank recorded none.
 pub(super) fn spreads(of_ranks: &[&[u64]]) -> Vec<f64> {
     let calls = of_ranks.iter().map(|rank| rank.len()).min().unwrap_or(0);
     let times = |call: usize| of_ranks.iter().map(move |rank| rank[call]);
@@ -57,13 +57,13 @@ pub(super) fn spreads(of_ranks: &[&[u64]]) -> Vec<f64> {
     (0..calls).map(|call| spread(call) as f64 / 1e3).collect()
 }
 
-/// What the spreads of the calls amount to; `None` without any.
+/// Returns the statistics of the spreads of the calls; `None` without calls.
 pub(super) fn skew(spreads_us: Vec<f64>) -> Option<Skew> {
     let Summary { calls, median_us, p99_us, .. } = summary(spreads_us);
     (calls > 0).then_some(Skew { median_us, p99_us })
 }
 
-/// Percentiles of latencies; all zero without any.
+/// Returns the percentiles of latencies; all zero without latencies.
 pub fn summary(mut latencies: Vec<f64>) -> Summary {
     latencies.sort_by(f64::total_cmp);
     let at = |share| percentile(&latencies, share);
@@ -78,7 +78,7 @@ pub fn summary(mut latencies: Vec<f64>) -> Summary {
     }
 }
 
-/// Nearest rank: with few values the 99th percentile is the greatest.
+/// Returns the nearest-rank percentile: with few values the 99th percentile is the maximum.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let index = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(index.max(1) - 1).copied().unwrap_or(0.0)

@@ -1,4 +1,4 @@
-//! Whole measurements among threads, right and wrong.
+//! Whole measurements among threads, correct and faulty.
 
 use super::*;
 
@@ -41,10 +41,10 @@ fn every_operation_and_type_is_right_and_the_same_on_all_ranks() {
     }
 }
 
-/// What becomes of a call.
+/// A modification of a call.
 type Fault = fn(&mut ProcessGroup, &mut CallBuffers<HostBuffer>, Call<'_, HostBuffer>) -> Result<(), Error>;
 
-/// A bench on which something goes wrong.
+/// A bench with a fault.
 struct Faulty {
     host: Host,
     fault: Fault,
@@ -109,7 +109,7 @@ fn calls_that_do_nothing_twice_the_thing_or_a_single_byte_too_much_are_counted_a
     }
 }
 
-/// A bench that times runs as a whole, each with a lead-in, as a graph does.
+/// A bench that times whole runs, each with a lead-in, as a graph does.
 struct Whole(Host);
 
 impl Bench for Whole {

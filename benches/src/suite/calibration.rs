@@ -1,4 +1,4 @@
-//! What the group's links carry, and how long calls should take: found out by a short probe before the rows are measured.
+//! The bandwidth of the group's links and the expected time of calls, from a short probe before the rows are measured.
 
 use std::time::Instant;
 
@@ -14,27 +14,27 @@ use super::fit::{Cost, fit};
 use crate::measure::{Case, Collective, measure_group};
 use ryzanstein_orchestrator::host_name;
 
-/// Bytes of the all-reduces that are fitted: from where latency counts to where bandwidth does.
+/// Bytes of the all-reduces that are fitted: from the sizes bound by latency to those bound by bandwidth.
 const HOST_SIZES: [usize; 3] = [1_000, 100_000, 4_000_000];
 const GPU_SIZES: [usize; 3] = [1_000, 1_000_000, 64_000_000];
-/// Timed calls of each. Their median counts.
+/// Timed calls of each size. Their median counts.
 const CALLS: usize = 7;
 /// NCCL's tree carries smaller all-reduces, its ring larger ones.
 const NCCL_RING_FROM: f64 = 1e6;
-/// Bytes and number of the messages whose bandwidth is that of a link.
+/// Bytes and number of the messages that determine the bandwidth of a link.
 const MESSAGE: usize = 8_000_000;
 const MESSAGES: usize = 8;
 
-/// What the links of a group can do. The same on all ranks.
+/// The capability of a group's links. The same on all ranks.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Calibration {
-    /// What a link carries in one direction, in 10⁹ bytes per second, if known.
+    /// Bandwidth of a link in one direction, in 10⁹ bytes per second, if known.
     pub link_gbs: Option<f64>,
-    /// For each carrier, the link on which the cost models come closest to the probe.
+    /// For each carrier, the link on which the cost models are closest to the probe.
     links: Vec<(Carrier, LinkCost)>,
 }
 
-/// Paths whose bytes go the same way share a link.
+/// The carrier of a path's bytes. Paths with the same carrier share a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Carrier {
     Tcp,
@@ -44,7 +44,7 @@ enum Carrier {
 }
 
 impl Carrier {
-    /// None where nothing is sent, or only within a process.
+    /// Returns the carrier of a path; `None` if nothing is sent, or only within a process.
     const fn of(path: Path) -> Option<Self> {
         match path {
             Path::Tcp(_) => Some(Self::Tcp),
@@ -70,7 +70,7 @@ impl Calibration {
     /// over one link. Every rank calls this.
     ///
     /// # Errors
-    /// Those of the collectives.
+    /// Returns the errors of the collectives.
     pub fn probe(group: &mut ProcessGroup, graph: bool) -> Result<Self, Error> {
         if group.world_size() < 2 {
             return Ok(Self::default());
@@ -79,23 +79,23 @@ impl Calibration {
         Ok(Self { link_gbs, links: probe(group, graph)? })
     }
 
-    /// How long a call of `count` elements (of a chunk, where there are chunks) should take on this path, in microseconds. None
-    /// where no model applies.
+    /// Returns the expected time of a call of `count` elements (of a chunk, where there are chunks) on this path, in
+    /// microseconds; `None` where no model applies.
     pub fn expected_us(&self, path: Path, operation: Operation, dtype: DType, shape: Shape) -> Option<f64> {
         let carrier = Carrier::of(path)?;
         let (_, link) = self.links.iter().find(|(known, _)| *known == carrier)?;
         let costs = costs(path, operation, dtype, shape);
         let seconds = costs.into_iter().map(|cost| cost.seconds(*link)).min_by(f64::total_cmp);
-        // What sends nothing takes its time elsewhere.
+        // A call that sends nothing takes its time elsewhere.
         seconds.filter(|seconds| *seconds > 0.0).map(|seconds| seconds * 1e6)
     }
 
-    /// Whether nothing was found out.
+    /// Returns true if the probe found nothing.
     pub const fn is_empty(&self) -> bool {
         self.link_gbs.is_none() && self.links.is_empty()
     }
 
-    /// For people, in one line; empty if nothing was found out.
+    /// Formats the calibration in one line for people; empty if the probe found nothing.
     pub fn summary(&self) -> String {
         let link = self.link_gbs.map(|gbs| format!("one link carries {gbs:.2} GB/s"));
         let fits = self.links.iter().map(|(carrier, link)| {
@@ -110,13 +110,13 @@ impl Calibration {
 /// The size of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub ranks: usize,
-    /// Elements of the vector, or of one rank's chunk.
+    /// Number of elements of the vector, or of one rank's chunk.
     pub count: usize,
 }
 
-/// What a call may cost: what carries it takes the least.
+/// Returns the possible costs of a call: the carrier takes the cheapest.
 fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }: Shape) -> Vec<Cost> {
     match path {
         // Two levels have two kinds of links, of which the probe measures one.
@@ -130,7 +130,7 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         Path::PeerMemory(algorithm) => {
             let (bytes, others) = (count * dtype.size(), ranks - 1);
             let is_broadcast = matches!(operation, Operation::Broadcast { .. });
-            // A chunk goes to each other rank once, as a short array does.
+            // A chunk is sent to each other rank once, as a short array is.
             let (steps, moved, most) = match algorithm {
                 PeerAlgorithm::OneShot if is_broadcast => (1, (others * bytes) as f64, usize::MAX),
                 PeerAlgorithm::TwoShot if is_broadcast => (2, bytes as f64, usize::MAX),
@@ -148,14 +148,15 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
     }
 }
 
-/// The steps of a schedule, and the bytes of its busiest rank.
+/// Returns the steps of a schedule, and the bytes of its busiest rank.
 fn of_schedule(operation: Operation, algorithm: Algorithm, dtype: DType, shape: Shape) -> Cost {
     let Shape { ranks, count } = shape;
     let (spec, hosts) = (CollectiveSpec { operation, algorithm, count, in_place: true }, Hosts::one(ranks));
     Cost { steps: rounds(spec, &hosts), bytes: (busiest(spec, &hosts) * dtype.size()) as f64 }
 }
 
-/// The costs of NCCL's algorithms for an operation: rings and chains, and for all-reduces a pair of trees as well. Empty for a barrier.
+/// Returns the costs of NCCL's algorithms for an operation: rings and chains, and for all-reduces a pair of trees as well.
+/// Empty for a barrier.
 fn nccl_costs(operation: Operation, dtype: DType, shape: Shape) -> Vec<Cost> {
     let of = |algorithm| of_schedule(operation, algorithm, dtype, shape);
     match operation {
@@ -202,7 +203,8 @@ fn probe(group: &mut ProcessGroup, graph: bool) -> Result<Vec<(Carrier, LinkCost
     Ok(fitted.collect())
 }
 
-/// The bandwidth of large messages from rank 0 to the first rank on another host, or else to rank 1, in 10⁹ bytes per second.
+/// Returns the bandwidth of large messages from rank 0 to the first rank on another host, or else to rank 1, in 10⁹ bytes per
+/// second.
 fn stream_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
     let hosts = group.all_gather_object(&host_name())?;
     let receiver = hosts.iter().position(|host| *host != hosts[0]).unwrap_or(1);
@@ -216,7 +218,7 @@ fn stream_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
         }
         rank if rank == receiver => {
             let mut message = vec![0u8; MESSAGE];
-            // The first one waits for its sender, and touches the memory.
+            // The first message waits for its sender, and touches the memory.
             group.recv(&mut message, Rank(0))?;
             let started = Instant::now();
             for _ in 0..MESSAGES {
@@ -229,8 +231,8 @@ fn stream_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
     Ok(group.all_gather_object(&gbs)?.into_iter().flatten().next())
 }
 
-/// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
-/// a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
+/// Returns the bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus
+/// bandwidth of a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
 fn copy_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
     let mut gbs: Option<f64> = None;
     if group.rank().0 == 0 && group.world_size() > 1 {
@@ -301,7 +303,7 @@ mod tests {
         let all_reduce = |algorithm, bytes: usize| {
             expected(&peer, Path::PeerMemory(algorithm), Operation::AllReduce(ReduceOp::Sum), bytes / 4)
         };
-        // Four ranks send 3 arrays in pieces of what a launch takes, or 1.5 arrays in pieces of 32 MiB.
+        // Four ranks send 3 arrays in pieces of one launch, or 1.5 arrays in pieces of 32 MiB.
         let launches = ((1 << 20) / gpu::one_shot_most(4)) as f64;
         assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 10), 10.0 + 3.072);
         assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), launches * 10.0 + 3145.7);
@@ -313,7 +315,7 @@ mod tests {
             Shape { ranks: 2, count: 24 << 20 },
         );
         assert_eq!(long.first().map(|cost| cost.steps), Some(6), "96 MiB are three parts");
-        // Of each rank 16 MiB, which is a part: to one other rank.
+        // 16 MiB from each rank, which is a part, to one other rank.
         let gathered = costs(
             Path::PeerMemory(PeerAlgorithm::OneShot),
             Operation::AllGather,
@@ -327,7 +329,7 @@ mod tests {
     fn nccl_takes_the_quicker_of_tree_and_ring() {
         let nccl = calibration(Carrier::Nccl);
         let all_reduce = |count| expected(&nccl, Path::Nccl, Operation::AllReduce(ReduceOp::Sum), count);
-        // Small ones by the tree, in 4 steps; large ones by the ring, which moves 1.5 arrays.
+        // Small arrays by the tree, in 4 steps; large ones by the ring, which moves 1.5 arrays.
         assert_close(all_reduce(1), 40.0);
         assert_close(all_reduce(10_000_000), 60.0 + 60_000.0);
         assert_eq!(expected(&nccl, Path::Nccl, Operation::Barrier, 1), None);

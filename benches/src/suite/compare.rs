@@ -10,7 +10,7 @@ use super::recorded::{RowKey, parse_rows};
 use crate::measure::Summary;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table};
 
-/// What of an earlier row is compared.
+/// The compared fields of an earlier row.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 struct EarlierRow {
     #[serde(flatten)]
@@ -19,7 +19,7 @@ struct EarlierRow {
     spread: Spread,
 }
 
-/// A median and how far it can be trusted.
+/// A median and its uncertainty.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 struct Spread {
     median_us: f64,
@@ -35,26 +35,27 @@ impl From<Spread> for Summary {
     }
 }
 
-/// What a row is of, and its path apart: rows that differ in their path only are compared.
+/// Splits a key into the key without its path, and the path: rows that differ in their path only are compared.
 fn split(key: RowKey) -> (RowKey, String) {
     let path = key.path;
     (RowKey { path: String::new(), ..key }, path)
 }
 
-/// An earlier result: the lines of `--format json`. For each kind of row the path and the figures of all, in their order.
+/// An earlier result, from the lines of `--format json`. For each kind of row, it has the path and the figures of all rows, in
+/// their order.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Earlier(BTreeMap<RowKey, Vec<(String, Spread)>>);
 
-/// How a row compares with the earlier one.
+/// The change of a row from the earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Slower by more than the tolerance, and by more than chance.
     Slower,
-    /// Quicker by as much.
+    /// Faster by as much.
     Faster,
-    /// Neither.
+    /// Neither slower nor faster.
     Same,
-    /// The earlier result does not have it.
+    /// The row is not in the earlier result.
     Missing,
 }
 
@@ -77,10 +78,10 @@ pub struct Comparison {
 }
 
 impl Earlier {
-    /// From the text of a file, named in errors.
+    /// Parses the text of a file, which is named in errors.
     ///
     /// # Errors
-    /// [`Error::Configuration`] with the number of the first line that is no row.
+    /// [`Error::Configuration`] with the number of the first line that is not a row.
     pub fn parse(text: &str, file: &str) -> Result<Self, Error> {
         let mut rows = BTreeMap::<RowKey, Vec<(String, Spread)>>::new();
         // Rows of `--vary` are compared with each other.
@@ -97,15 +98,15 @@ impl Earlier {
         Ok(Self(rows))
     }
 
-    /// Compares rows, the first one of each kind with the first earlier one of the kind and so on: several paths of an operation
-    /// are measured in the same order. Where there are more or fewer than before, a row of a forced path is compared with one of
-    /// the same path. `tolerance` is a share.
+    /// Compares rows, the first one of each kind with the first earlier one of the kind and so on: several paths of an
+    /// operation are measured in the same order. Where there are more or fewer than before, a row of a forced path is compared
+    /// with one of the same path. `tolerance` is a share.
     pub fn compare(&self, rows: &[Row], tolerance: f64) -> Comparison {
         let mut counts = BTreeMap::<RowKey, usize>::new();
         for row in rows {
             *counts.entry(split(row.key()).0).or_default() += 1;
         }
-        // What no row has been compared with yet.
+        // Earlier rows that have not been compared yet.
         let mut left = self.0.clone();
         let one = |row: &Row| {
             let (key, path) = split(row.key());
@@ -137,17 +138,17 @@ impl Earlier {
 }
 
 impl Comparison {
-    /// How many rows changed so.
+    /// Returns the number of rows with this change.
     pub fn count(&self, change: Change) -> usize {
         self.rows.iter().filter(|(.., of)| *of == change).count()
     }
 
-    /// How many rows were compared.
+    /// Returns the number of compared rows.
     pub fn compared(&self) -> usize {
         self.rows.len() - self.count(Change::Missing)
     }
 
-    /// For people.
+    /// Formats the comparison for people.
     pub fn table(&self, screen: Screen) -> String {
         let columns = [
             Column::left("operation"),
@@ -184,7 +185,7 @@ mod tests {
     use crate::suite::json;
     use crate::suite::tests::row;
 
-    /// A row of 25 calls whose middle half spreads over `spread` microseconds: its half notch is 0.314 of that.
+    /// Returns a row of 25 calls whose middle half spreads over `spread` microseconds: its half notch is 0.314 of that.
     fn spread(median_us: f64, spread: f64) -> Row {
         let row = row(Collective::AllReduce, 1000, median_us);
         Row { p25_us: median_us - spread / 2.0, p75_us: median_us + spread / 2.0, calls: 25, ..row }

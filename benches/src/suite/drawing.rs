@@ -1,12 +1,12 @@
-//! What drawings share: escaped texts, and how wide they are. Pure.
+//! Shared parts of drawings: escaped texts, and their widths. Pure.
 
-/// A text within HTML or SVG.
+/// Escapes a text for HTML or SVG.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// How wide a text in a monospaced font of this size is at most. The usual fonts advance by 0.6 of their size or less, `DejaVu
-/// Sans Mono` by 0.602.
+/// Returns the maximum width of a text in a monospaced font of this size. The usual fonts advance by 0.6 of their size or less,
+/// `DejaVu Sans Mono` by 0.602.
 pub(crate) fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.605
 }
@@ -15,7 +15,7 @@ pub(crate) fn text_width(text: &str, size: f64) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// Fails where a text of an SVG leaves its view box.
+    /// Fails if a text of an SVG exceeds its view box.
     pub(crate) fn assert_unclipped(svg: &str, size: f64) {
         let number = |tag: &str, name: &str| -> f64 {
             let (_, rest) =

@@ -2,29 +2,29 @@
 
 use ryzanstein_process_group::schedule::cost::LinkCost;
 
-/// What a call takes on its critical path.
+/// The cost of a call on its critical path.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Cost {
-    /// Messages that follow one another.
+    /// Number of consecutive messages.
     pub(super) steps: usize,
     /// Bytes that a rank sends, or receives if that is more, in these steps.
     pub(super) bytes: f64,
 }
 
 impl Cost {
-    /// Seconds on a link: α · steps + β · bytes.
+    /// Returns the seconds on a link: α · steps + β · bytes.
     pub(super) fn seconds(self, link: LinkCost) -> f64 {
         self.steps as f64 * link.latency + self.bytes * link.byte
     }
 }
 
-/// Why measured times do not determine a link.
+/// The reason why measured times do not determine a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum FitError {
-    /// A time or a cost that no measurement has.
+    /// A time or a cost that is not a measurement.
     #[error("point {0} is not a measurement: its time must be above 0 and its bytes at least 0, both finite")]
     Point(usize),
-    /// No two points tell latency from bandwidth.
+    /// No two points separate latency from bandwidth.
     #[error("the points do not differ in their bytes per step; measure at least two sizes, best far apart")]
     Undetermined,
     /// More bytes do not take longer.
@@ -32,11 +32,11 @@ pub(super) enum FitError {
     Flat,
 }
 
-/// The link on which these costs take these seconds, as nearly as one link can: by least squares of the relative errors, so that small
-/// messages, which determine the latency, count as much as large ones. The latency is at least 0.
+/// Fits the link on which these costs take these seconds, as nearly as one link can: by least squares of the relative errors,
+/// so that small messages, which determine the latency, count as much as large ones. The latency is at least 0.
 ///
 /// # Errors
-/// When a point is no measurement, or the points do not determine a latency and a bandwidth.
+/// Fails when a point is not a measurement, or the points do not determine a latency and a bandwidth.
 pub(super) fn fit(points: &[(Cost, f64)]) -> Result<LinkCost, FitError> {
     // Both unknowns are factors: seconds ≈ latency · steps + inverse · bytes. Divided by the seconds, the left side is 1.
     let (mut ss, mut sb, mut bb, mut s1, mut b1) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -53,7 +53,7 @@ pub(super) fn fit(points: &[(Cost, f64)]) -> Result<LinkCost, FitError> {
         b1 += bytes;
     }
     let determinant = ss * bb - sb * sb;
-    // What rounding leaves of a determinant that is zero.
+    // Rounding residue of a determinant that is zero.
     if determinant <= 1e-12 * ss * bb {
         return Err(FitError::Undetermined);
     }

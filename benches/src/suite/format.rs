@@ -12,18 +12,18 @@ use super::{html, saturation, steps};
 /// Output formats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// For people.
+    /// A table for people.
     Table,
     /// One object per line.
     Json,
     /// A header and one line per row.
     Csv,
-    /// One self-contained page with plots.
+    /// A self-contained page with plots.
     Html,
 }
 
 impl Report {
-    /// The result in one format, ending with a line break.
+    /// Formats the result in one format, ending with a line break.
     pub fn text(&self, format: Format) -> String {
         match format {
             Format::Table => {
@@ -40,7 +40,7 @@ impl Report {
         }
     }
 
-    /// Every documented target with the measured value; empty where nothing is judged.
+    /// Returns every documented target with the measured value; empty if nothing is judged.
     pub fn targets(&self, screen: Screen) -> String {
         if !self.judged {
             return String::new();
@@ -49,7 +49,7 @@ impl Report {
         format!("{head}\n{}\n", verdict_table(&self.verdicts(), screen))
     }
 
-    /// What follows the rows: targets, and whether every value was right.
+    /// Returns the text that follows the rows: the targets, and the correctness of the values.
     pub fn conclusion(&self, screen: Screen) -> String {
         let mut text = String::new();
         let steps = self.steps_text(screen);

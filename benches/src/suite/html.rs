@@ -35,7 +35,7 @@ svg text { fill: var(--ink); font: 17px ui-monospace, 'DejaVu Sans Mono', Menlo,
 .model { stroke-dasharray: 2 5; stroke-linecap: round; } .bar { stroke: var(--ink); stroke-width: 4; }
 ";
 
-/// Readable on both backgrounds.
+/// Colours that are readable on both backgrounds.
 const PALETTE: [&str; COLOURS] = [
     "#2f7ed8", "#e0792b", "#2e9e5b", "#d64550", "#8f6bd6", "#9c6b4e", "#d667b0", "#7f8794", "#a9a21f",
     "#1fa9b8",
@@ -81,7 +81,7 @@ fn latency_plot<'a>(curves: &'a [Curve], targets: &'a [Target]) -> Plot<'a> {
     Plot { name: "latency", curves, targets, unit: units::time }
 }
 
-/// A value on the axis, or of a point.
+/// Formats a value on the axis, or of a point.
 fn gigabytes(gbs: f64) -> String {
     let text = if gbs < 1.0 { format!("{gbs:.4}") } else { format!("{gbs:.2}") };
     format!("{} GB/s", text.trim_end_matches('0').trim_end_matches('.'))
@@ -97,7 +97,7 @@ fn bandwidths(report: &Report) -> Vec<Curve> {
     curves(&report.rows, |row| row.busbw_gbs, expected)
 }
 
-/// The documented targets of what was measured.
+/// Returns the documented targets of the measured sizes.
 fn targets(report: &Report) -> Vec<Target> {
     let is_measured = |op: &str, bytes: u64| {
         // A size may be smaller by the remainder of a division among ranks.
@@ -125,7 +125,7 @@ fn verdicts(report: &Report) -> String {
     format!("<h2>Documented targets</h2>\n{}", table(&columns, &rows))
 }
 
-/// One curve per label, in the order of the rows; barriers have no size and no curve.
+/// Returns one curve per label, in the order of the rows; barriers have no size and no curve.
 fn curves(rows: &[Row], value: impl Fn(&Row) -> f64, expected: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for row in rows.iter().filter(|row| row.bytes > 0) {
@@ -141,7 +141,7 @@ fn curves(rows: &[Row], value: impl Fn(&Row) -> f64, expected: impl Fn(&Row) -> 
     curves
 }
 
-/// A plot with its key.
+/// Returns a plot with its key.
 fn figure(plot: &Plot<'_>) -> String {
     let Some(svg) = plot.svg() else { return "<p>Nothing to draw.</p>\n".into() };
     let entries = plot.curves.iter().enumerate().map(|(index, curve)| {

@@ -1,4 +1,4 @@
-//! Refuses what could never be measured, before anything is started or allocated. Pure, but for the size of the memory.
+//! Refuses measurements that are impossible, before anything is started or allocated. Pure, except for the size of the memory.
 
 use ryzanstein_process_group::{Error, units};
 
@@ -6,10 +6,10 @@ use super::Request;
 use crate::cgroup;
 use ryzanstein_orchestrator::plural;
 
-/// The most timed calls, and the most calls before them. A sample of each call is kept, and sent to the other ranks.
+/// Maximum number of timed calls, and of calls before them. A sample of each call is kept, and sent to the other ranks.
 pub const MOST_CALLS: usize = 1_000_000;
 
-/// The largest array: more than a GPU or the usual host has room for.
+/// The largest array: more than the memory of a GPU or of a usual host.
 pub const MOST_BYTES: u64 = 1 << 40;
 
 impl Request {
@@ -52,11 +52,11 @@ pub fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses sizes, in bytes, whose arrays do not fit `memory` bytes. All ranks share the memory, and each holds `arrays` arrays of the
-/// largest size.
+/// Refuses sizes, in bytes, whose arrays do not fit `memory` bytes. All ranks share the memory, and each holds `arrays` arrays of
+/// the largest size.
 ///
 /// # Errors
-/// [`Error::Configuration`] says what is needed and what is there.
+/// [`Error::Configuration`] states the required and the available memory.
 pub fn check_fit(sizes: &[u64], arrays: u64, ranks: usize, memory: u64) -> Result<(), Error> {
     let Some(&largest) = sizes.iter().max() else { return Ok(()) };
     let needed = u128::from(largest) * u128::from(arrays) * ranks as u128;
@@ -72,7 +72,7 @@ pub fn check_fit(sizes: &[u64], arrays: u64, ranks: usize, memory: u64) -> Resul
     Ok(())
 }
 
-/// Bytes of memory of this host, or of this process's cgroup if that may use less.
+/// Returns the bytes of memory of this host, or of this process's cgroup if that is less.
 pub fn host_memory() -> u64 {
     let info = rustix::system::sysinfo();
     let installed = info.totalram.saturating_mul(info.mem_unit.into());

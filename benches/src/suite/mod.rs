@@ -44,7 +44,7 @@ pub use vary::{ROUNDS, Start, Variant, Vary};
 pub use verdict::{Verdict, saturation, verdicts};
 pub use why::{Rejected, Why};
 
-/// What to measure.
+/// A request for measurements.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The operations.
@@ -55,17 +55,17 @@ pub struct Request {
     pub dtype: DType,
     /// The reduction, for operations that reduce.
     pub reduction: ReduceOp,
-    /// Untimed calls; `None` takes a tenth of the timed ones.
+    /// Number of untimed calls; `None` takes a tenth of the timed ones.
     pub warmup: Option<usize>,
-    /// Timed calls; `None` chooses by size.
+    /// Number of timed calls; `None` chooses by size.
     pub iterations: Option<usize>,
-    /// Whether calls are captured in a CUDA graph, and the graph is timed.
+    /// True if calls are captured in a CUDA graph, and the graph is timed.
     pub graph: bool,
     /// Names of paths; `auto` is the backend's own choice, `all` every path.
     pub paths: Vec<String>,
-    /// Compare with the documented targets, which are for GPUs.
+    /// True to compare with the documented targets, which are for GPUs.
     pub judged: bool,
-    /// The variant that this is, if several are compared.
+    /// The variant and round of these ranks, if several are compared.
     pub part: Option<Part>,
 }
 
@@ -76,7 +76,7 @@ pub struct Part {
     pub variant: String,
     /// The round, from 1.
     pub round: usize,
-    /// What the calls find ready, where that is what varies.
+    /// The state that the calls start from, if that is varied.
     pub start: Option<Start>,
 }
 
@@ -89,7 +89,7 @@ pub struct Row {
     pub dtype: DType,
     /// Bytes of the whole array.
     pub bytes: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
     /// The backend.
     pub backend: BackendKind,
@@ -97,37 +97,37 @@ pub struct Row {
     pub path: String,
     /// Median latency of the slowest rank in microseconds.
     pub median_us: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the same latency.
     pub p99_us: f64,
     /// Bytes divided by median latency, in 10⁹ bytes per second.
     pub algbw_gbs: f64,
-    /// The same × the operation's traffic factor.
+    /// `algbw_gbs` × the operation's traffic factor.
     pub busbw_gbs: f64,
     /// Wrong elements, over all ranks and calls.
     pub errors: u64,
     /// The documented target in microseconds, if there is one.
     pub target_us: Option<f64>,
-    /// Whether the median is below it and every value was right.
+    /// True if the median is below the target and every value was right.
     pub meets_target: Option<bool>,
-    /// The share of what one link carries that the bus bandwidth is, where that is known; above 1 where payloads do not go over
+    /// The bus bandwidth as a share of the bandwidth of one link, where that is known; above 1 where payloads do not go over
     /// links.
     pub link_share: Option<f64>,
-    /// How long the call should take by the cost model of its path, in microseconds; `None` where no model applies.
+    /// Expected time of the call by the cost model of its path, in microseconds; `None` where no model applies.
     pub expected_us: Option<f64>,
-    /// How much longer the median is than that, in percent of it.
+    /// Difference of the median from the expected time, in percent of the latter.
     pub expected_error_percent: Option<f64>,
     /// 25th percentile of the latency.
     pub p25_us: f64,
     /// 75th percentile of the latency.
     pub p75_us: f64,
-    /// Timed calls.
+    /// Number of timed calls.
     pub calls: usize,
-    /// Whether a CUDA graph replayed the calls.
+    /// True if a CUDA graph replayed the calls.
     pub graph: bool,
-    /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
-    /// whose clocks differ.
+    /// Spread of the ranks' entries into a call, in microseconds: the median over the calls. `None` on GPUs, and among several
+    /// hosts, whose clocks differ.
     pub skew_us: Option<f64>,
-    /// 99th percentile of the same.
+    /// 99th percentile of the same spread.
     pub skew_p99_us: Option<f64>,
     /// The variant, where several are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,7 +135,7 @@ pub struct Row {
     /// The round of the variants, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round: Option<usize>,
-    /// Why the calls took this path: the keys `reason` and `rejected`. `None` for a single rank.
+    /// The reasons for the path of the calls: the keys `reason` and `rejected`. `None` for a single rank.
     #[serde(flatten)]
     pub why: Option<Why>,
     /// The operation.
@@ -147,14 +147,14 @@ pub struct Row {
     /// Median time until the call returned to the host, in microseconds.
     #[serde(skip)]
     pub host_us: f64,
-    /// Whether the path was forced, not the backend's own choice.
+    /// True if the path was forced, and is not the backend's own choice.
     #[serde(skip)]
     pub is_forced: bool,
 }
 
 impl Row {
-    /// From the figures of one case, `judged` by the documented targets or not. There are none for a single rank, which sends
-    /// nothing.
+    /// Creates a row from the figures of one case, `judged` by the documented targets or not. A single rank, which sends
+    /// nothing, has no targets.
     pub fn new(
         case: &Case,
         figures: &Figures,
@@ -203,7 +203,7 @@ impl Row {
         }
     }
 
-    /// What this row is of.
+    /// Returns the key of this row.
     pub fn key(&self) -> RowKey {
         RowKey {
             op: self.op.clone(),
@@ -218,13 +218,13 @@ impl Row {
         }
     }
 
-    /// The label of the curve to which this row belongs.
+    /// Returns the label of the curve to which this row belongs.
     pub fn label(&self) -> String {
         if self.is_forced { format!("{} {}", self.op, self.path) } else { self.op.clone() }
     }
 }
 
-/// The name of an operation, with its reduction if that is not a sum.
+/// Returns the name of an operation, with its reduction if that is not a sum.
 pub fn label(form: CollectiveForm, reduction: ReduceOp) -> String {
     if form.what.reduces() && reduction != ReduceOp::Sum {
         format!("{form}({reduction})")
@@ -233,11 +233,12 @@ pub fn label(form: CollectiveForm, reduction: ReduceOp) -> String {
     }
 }
 
-/// Refuses what cannot be measured here, then probes the group, unless variants are compared. Every rank calls this with the same request, before [`run()`].
+/// Refuses requests that cannot be measured here, then probes the group, unless variants are compared. Every rank calls this
+/// with the same request, before [`run()`].
 ///
 /// # Errors
-/// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays that do not
-/// fit the memory; and those of the collectives.
+/// Returns [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays
+/// that do not fit the memory; and the errors of the collectives.
 pub fn calibrate(orchestrator: &mut Orchestrator, request: &Request) -> Result<Calibration, Error> {
     request.check()?;
     let manager = orchestrator.manager();
@@ -248,7 +249,7 @@ pub fn calibrate(orchestrator: &mut Orchestrator, request: &Request) -> Result<C
         request.check_memory(ranks_here, limits::host_memory())?;
     }
     if request.part.is_some() {
-        // A variant whose path is not there is left out.
+        // A variant without its path is left out.
         return Ok(Calibration::default());
     }
     paths_of(&request.paths, group)?;
@@ -275,12 +276,12 @@ mod tests {
     use ryzanstein_process_group::paths::Path;
     use ryzanstein_process_group::schedule::Algorithm;
 
-    /// A row of four ranks.
+    /// Returns a row of four ranks.
     pub(super) fn row(what: Collective, bytes: usize, median_us: f64) -> Row {
         wrong_row(what, bytes, median_us, 0)
     }
 
-    /// The same with so many wrong elements.
+    /// Returns the same row with this number of wrong elements.
     pub(super) fn wrong_row(what: Collective, bytes: usize, median_us: f64, errors: u64) -> Row {
         let latency = Summary {
             calls: 10,

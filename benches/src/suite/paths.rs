@@ -1,16 +1,16 @@
-//! The paths that are measured.
+//! The measured paths.
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, ProcessGroup};
 
 use crate::measure::{Case, Collective};
 
-/// The paths that `--path` selects on a group. `None` is the backend's own choice.
+/// Returns the paths that `--path` selects on a group. `None` is the backend's own choice.
 pub(super) fn paths_of(names: &[String], group: &ProcessGroup) -> Result<Vec<Option<Path>>, Error> {
     choose_paths(names, &group.paths(), &group.describe_paths())
 }
 
-/// The same of a group with these paths, and what is said of these and of those that it has not.
+/// Selects paths by name from those of a group. `described` explains these, and those that the group lacks.
 fn choose_paths(
     names: &[String],
     there: &[Path],
@@ -51,11 +51,11 @@ fn choose_paths(
     Ok(chosen)
 }
 
-/// The path that the first rank's calls will take.
+/// Returns the path that the first rank's calls will take.
 pub(super) fn expected_path(group: &ProcessGroup, case: &Case) -> Result<Option<Path>, Error> {
     let world_size = group.world_size();
     if case.what == Collective::SendRecv && world_size == 1 {
-        // A rank alone has one path, and nobody to send to.
+        // A single rank has one path, and no peer.
         return Ok(group.paths().first().copied());
     }
     let operation = case.what.operation(case.reduction);

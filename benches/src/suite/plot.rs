@@ -8,21 +8,21 @@ use crate::suite::drawing::{escape, text_width};
 
 const WIDTH: f64 = 620.0;
 const HEIGHT: f64 = 340.0;
-/// Large enough to be read where the plot is 400 pixels wide.
+/// Font size, large enough to be read where the plot is 400 pixels wide.
 pub(super) const FONT: f64 = 17.0;
 const MARGIN: f64 = 6.0;
 const POINT: f64 = 3.5;
 
-/// Points (bytes, value) of one label, by size.
+/// The points (bytes, value) of one label, by size.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Curve {
     pub(super) label: String,
     pub(super) points: Vec<(f64, f64)>,
-    /// What a cost model expects at the same sizes, if it does: drawn broken.
+    /// Values that a cost model expects at the same sizes, if one applies: drawn dashed.
     pub(super) expected: Vec<(f64, f64)>,
 }
 
-/// A value that one size should stay below: drawn as a bar.
+/// A target value of one size, drawn as a bar that the curve should stay below.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Target {
     pub(super) label: String,
@@ -34,12 +34,12 @@ pub(super) struct Plot<'a> {
     pub(super) name: &'a str,
     pub(super) curves: &'a [Curve],
     pub(super) targets: &'a [Target],
-    /// Shows a value with its unit.
+    /// Formats a value with its unit.
     pub(super) unit: fn(f64) -> String,
 }
 
 impl Plot<'_> {
-    /// The elements of the plot in a view box of their own; none if there is nothing to draw. Curve `i` has the classes `c` and
+    /// Draws the plot in a separate view box; `None` if there is nothing to draw. Curve `i` has the classes `c` and
     /// `c{i % 10}`.
     pub(super) fn svg(&self) -> Option<String> {
         let measured = self.curves.iter().flat_map(|curve| [&curve.points, &curve.expected]);
@@ -110,7 +110,7 @@ impl Plot<'_> {
         }
     }
 
-    /// What the other lines are.
+    /// Returns the meaning of the other lines.
     pub(super) fn legend(&self) -> String {
         let expected = self.curves.iter().any(|curve| !curve.expected.is_empty());
         let parts = [
@@ -127,12 +127,12 @@ impl Plot<'_> {
     }
 }
 
-/// The points that have logarithms.
+/// Returns the points that have logarithms.
 fn drawable(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
     points.iter().copied().filter(|(a, b)| *a > 0.0 && *b > 0.0)
 }
 
-/// Where the grid is in the view box.
+/// The position of the grid in the view box.
 struct Frame {
     x: Axis,
     y: Axis,
@@ -180,7 +180,7 @@ impl Frame {
     }
 }
 
-/// How many colours there are; curves beyond begin again.
+/// Number of colours; further curves start again with the first.
 pub(super) const COLOURS: usize = 10;
 
 /// A logarithmic axis over whole powers of ten.
@@ -205,7 +205,7 @@ impl Axis {
         (value.log10() - f64::from(self.low)) / f64::from(self.high - self.low)
     }
 
-    /// At most so many powers of ten, evenly spaced, so that their labels do not meet.
+    /// Returns at most `most` powers of ten, evenly spaced, so that their labels do not overlap.
     fn ticks(self, most: usize) -> impl Iterator<Item = f64> {
         let step = (self.high - self.low) as usize / most + 1;
         (self.low..=self.high).step_by(step).map(|power| 10f64.powi(power))

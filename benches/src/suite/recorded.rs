@@ -1,37 +1,37 @@
-//! Rows that a file has already: the lines of `--format json`. Pure.
+//! Rows of an existing file: the lines of `--format json`. Pure.
 
 use ryzanstein_process_group::Error;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// What a row is recognised by, and what is compared side by side.
+/// The identity of a row, and the figures that are compared side by side.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct RecordedRow {
-    /// What it is of.
+    /// The identity of the row.
     #[serde(flatten)]
     pub key: RowKey,
     /// Median latency of the slowest rank in microseconds.
     pub median_us: f64,
-    /// Wrong elements.
+    /// Number of wrong elements.
     pub errors: u64,
 }
 
-/// What a row is of.
+/// The identity of a row.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
 pub struct RowKey {
-    /// The operation as rows name it.
+    /// The operation, as named in rows.
     pub op: String,
     /// Element type.
     pub dtype: String,
     /// Bytes of the whole array.
     pub bytes: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
     /// The backend.
     pub backend: String,
     /// The path of the calls.
     pub path: String,
-    /// Whether a CUDA graph replayed the calls.
+    /// True if a CUDA graph replayed the calls.
     #[serde(default)]
     pub graph: bool,
     /// The variant, with `--vary`.
@@ -42,10 +42,10 @@ pub struct RowKey {
     pub round: Option<usize>,
 }
 
-/// The rows in the text of `file`, which `flag` names.
+/// Parses the rows in the text of `file`, which `flag` names.
 ///
 /// # Errors
-/// [`Error::Configuration`] with the number of the first line that is no row.
+/// [`Error::Configuration`] with the number of the first line that is not a row.
 pub fn parse_rows<T: DeserializeOwned>(text: &str, flag: &str, file: &str) -> Result<Vec<T>, Error> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(index, line): (usize, &str)| {

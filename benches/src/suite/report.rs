@@ -1,4 +1,4 @@
-//! The result of `ryz bench`, and whether it is correct and meets the targets.
+//! The result of `ryz bench`, its correctness, and its comparison with the targets.
 
 use std::num::NonZero;
 
@@ -10,32 +10,32 @@ use ryzanstein_orchestrator::table::Screen;
 /// A whole result.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// A few lines about what was measured where.
+    /// A few lines about the measurement and the machine.
     pub heading: String,
-    /// Whether the rows are compared with the documented targets, which are for GPUs.
+    /// True if the rows are compared with the documented targets, which are for GPUs.
     pub judged: bool,
-    /// Every row, as measured.
+    /// All rows, as measured.
     pub rows: Vec<Row>,
     /// The bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
     pub link_gbs: Option<f64>,
-    /// Steps of a model's layers, and where they ran, if they were measured.
+    /// Steps of a model's layers and their context, if they were measured.
     pub steps: Option<(Vec<StepRow>, JobContext)>,
 }
 
 impl Report {
-    /// Every value was right.
+    /// Returns true if every value was right.
     pub fn is_correct(&self) -> bool {
         self.rows.iter().all(|row| row.errors == 0) && self.step_rows().iter().all(|row| row.correct)
     }
 
-    /// Whether every target that could be judged was met; `None` when none could.
+    /// Returns true if every target that could be judged was met; `None` if none could.
     pub fn meets_targets(&self) -> Option<bool> {
         let rows = self.rows.iter().filter_map(|row| row.meets_target);
         let all: Vec<bool> = rows.chain(self.verdicts().iter().filter_map(|verdict| verdict.met)).collect();
         (!all.is_empty()).then(|| all.into_iter().all(|met| met))
     }
 
-    /// Every documented target.
+    /// Returns every documented target.
     pub fn verdicts(&self) -> Vec<Verdict> {
         verdicts(&self.rows, self.link_gbs).into_iter().chain(steps::verdicts(self.step_rows())).collect()
     }
@@ -44,7 +44,7 @@ impl Report {
         self.steps.as_ref().map_or(&[], |(rows, _)| rows)
     }
 
-    /// The steps as tables; empty without any.
+    /// Formats the steps as tables; empty without steps.
     pub(super) fn steps_text(&self, screen: Screen) -> String {
         let Some((rows, around)) = &self.steps else { return String::new() };
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);

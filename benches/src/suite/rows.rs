@@ -31,19 +31,19 @@ const COLUMNS: [Column<'static>; 19] = {
     ]
 };
 
-/// Which columns a table has, beside those that every table has.
+/// The optional columns of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Columns {
-    /// Those of the documented targets.
+    /// True for the columns of the documented targets.
     pub judged: bool,
-    /// Those that compare with what the links carry and with what was expected.
+    /// True for the columns that compare with the bandwidth of the links and with the expected times.
     pub calibrated: bool,
-    /// How far apart the ranks entered a call.
+    /// True for the spread of the ranks' entries into a call.
     pub skew: bool,
 }
 
 impl Columns {
-    /// Those of `all` that the table has.
+    /// Returns the elements of `all` whose columns the table has.
     fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
         let is_shown = |index: usize| match index {
             12 => self.skew,
@@ -55,13 +55,13 @@ impl Columns {
     }
 }
 
-/// The rows as a table, latencies of the slowest rank of each call.
+/// Formats the rows as a table, with latencies of the slowest rank of each call.
 pub fn table(rows: &[Row], judged: bool, screen: Screen) -> String {
     let (columns, cells) = row_cells(rows, judged);
     layout::table(&columns, &cells, screen)
 }
 
-/// The columns and cells of that table.
+/// Returns the columns and cells of that table.
 pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
     let calibrated = rows.iter().any(|row| row.link_share.is_some() || row.expected_us.is_some());
     let skew = rows.iter().any(|row| row.skew_us.is_some());
@@ -69,12 +69,12 @@ pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Ve
     (columns.of(&COLUMNS), rows.iter().map(|row| columns.of(&cells(row))).collect())
 }
 
-/// The same table before there are rows: each is written as soon as it is measured. `paths` are those of the group.
+/// Writes the same table row by row, each as soon as it is measured. `paths` are those of the group.
 #[derive(Debug)]
 pub struct RowWriter(Columns, Layout<'static>);
 
 impl RowWriter {
-    /// For rows of these operations in a group with these paths.
+    /// Creates a writer for rows of these operations in a group with these paths.
     pub fn new(
         operations: &[String],
         dtype: DType,
@@ -110,12 +110,12 @@ impl RowWriter {
         Self(columns, Layout::new(&columns.of(&COLUMNS), &columns.of(&widths), screen))
     }
 
-    /// The line of the heads.
+    /// Returns the header line.
     pub fn head(&self) -> String {
         self.1.head()
     }
 
-    /// The line of a row.
+    /// Returns the line of a row.
     pub fn row(&self, row: &Row) -> String {
         self.1.row(&self.0.of(&cells(row)))
     }
@@ -152,7 +152,7 @@ pub(super) fn verdict_table(verdicts: &[Verdict], screen: Screen) -> String {
     layout::table(&columns, &cells, screen)
 }
 
-/// The columns and cells of that table.
+/// Returns the columns and cells of that table.
 pub(super) fn verdict_cells(verdicts: &[Verdict]) -> ([Column<'static>; 4], Vec<Vec<Cell>>) {
     let rows: Vec<Vec<Cell>> = verdicts
         .iter()
@@ -170,18 +170,18 @@ pub(super) fn verdict_cells(verdicts: &[Verdict]) -> ([Column<'static>; 4], Vec<
     (columns, rows)
 }
 
-/// One line of JSON, with exactly the documented fields.
+/// Formats one line of JSON, with exactly the documented fields.
 pub fn json(row: &Row) -> String {
     serde_json::to_string(row).expect("numbers and names are always JSON")
 }
 
-/// The head of the CSV: the fields of the JSON in the same order, then the host time.
+/// Returns the head of the CSV: the fields of the JSON in the same order, then the host time.
 pub const fn csv_head() -> &'static str {
     "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
      link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,skew_us,skew_p99_us,host_us"
 }
 
-/// One line of CSV.
+/// Formats one line of CSV.
 pub fn csv_row(row: &Row) -> String {
     let optional = |value: Option<String>| value.unwrap_or_default();
     let cells = [

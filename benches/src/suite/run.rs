@@ -1,4 +1,4 @@
-//! Measures what a request asks for, row by row.
+//! Measures the rows of a request, one by one.
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, Memory, ProcessGroupManager, Roster};
@@ -8,28 +8,28 @@ use super::{Calibration, Request, Row, Start, label, sizes, start};
 use crate::measure::{Case, Collective, CollectiveForm, Samples, sample_group};
 use ryzanstein_orchestrator::Orchestrator;
 
-/// Calls by default, where each starts a group or more.
+/// Default number of calls if each starts at least one group.
 const STARTS: usize = 10;
 
-/// What happens while rows are measured.
+/// An event during the measurement of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// A row is going to be measured.
+    /// A row is about to be measured.
     Next {
-        /// Its number, from 1.
+        /// The number of the row, from 1.
         number: usize,
-        /// How many there are.
+        /// The number of rows.
         of: usize,
-        /// The operation, as rows name it.
+        /// The operation, as named in rows.
         op: &'a str,
-        /// Bytes that were asked for.
+        /// The requested bytes.
         bytes: usize,
     },
-    /// The path of a variant is not there, so it is left out.
+    /// The path of a variant is not available, so the variant is left out.
     Absent {
         /// The variant.
         variant: &'a str,
-        /// Why the path is not there.
+        /// The reason why the path is not available.
         why: &'a str,
     },
     /// A row has been measured.
@@ -39,16 +39,16 @@ pub enum Event<'a> {
 /// One row to measure.
 struct Step {
     case: Case,
-    /// The path that is forced, if one is.
+    /// The forced path, if one is forced.
     path: Option<Path>,
 }
 
-/// Measures everything in the request, and tells what it expects by the calibration; calls `tell` for each [`Event`]. Every
-/// rank calls this with the same request.
+/// Measures everything in the request, and reports the times expected by the calibration; calls `tell` for each [`Event`].
+/// Every rank calls this with the same request.
 ///
 /// # Errors
-/// [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and those of the
-/// collectives and of `tell`.
+/// Returns [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and
+/// the errors of the collectives and of `tell`.
 pub fn run<E: From<Error>>(
     orchestrator: &mut Orchestrator,
     request: &Request,
@@ -111,17 +111,17 @@ pub fn run<E: From<Error>>(
     Ok(rows)
 }
 
-/// Whether all ranks share a host, and so a clock.
+/// Returns true if all ranks share a host, and so a clock.
 fn is_one_host(roster: &Roster) -> bool {
     roster.members.windows(2).all(|pair| pair[0].host == pair[1].host)
 }
 
-/// Whether rows say how far apart the ranks entered a call: on host memory, among ranks that share a clock.
+/// Returns true if rows include the spread of the ranks' entries into a call: on host memory, among ranks that share a clock.
 pub fn measures_skew(manager: &mut ProcessGroupManager) -> bool {
     is_one_host(manager.roster()) && manager.world().memory() == Memory::Host
 }
 
-/// Every row that the request asks for.
+/// Returns every row of the request.
 fn steps(request: &Request, paths: &[Option<Path>], is_host: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     for &form in &request.ops {
@@ -151,7 +151,7 @@ fn case(request: &Request, form: CollectiveForm, bytes: u64, is_host: bool) -> C
     }
 }
 
-/// The samples of a case.
+/// Returns the samples of a case.
 fn sample(orchestrator: &mut Orchestrator, request: &Request, case: &Case) -> Result<Samples, Error> {
     match request.part.as_ref().and_then(|part| part.start) {
         Some(start) => start::sample(orchestrator, start, case),

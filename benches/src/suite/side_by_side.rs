@@ -6,7 +6,7 @@ use super::RecordedRow;
 use super::vary::Variant;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, table};
 
-/// What was measured of an operation and size.
+/// The measurements of an operation and size.
 struct Line<'a> {
     op: &'a str,
     bytes: usize,
@@ -14,8 +14,8 @@ struct Line<'a> {
     medians: Vec<Vec<f64>>,
 }
 
-/// Each operation and size in a line, each variant in a column: the median over the rounds, and its ratio to that of the first
-/// variant. Where that is too wide, each variant has a line of its own.
+/// Formats each operation and size in a line, each variant in a column: the median over the rounds, and its ratio to that of
+/// the first variant. If that is too wide, each variant has a separate line.
 pub fn side_by_side(rows: &[RecordedRow], variants: &[Variant], screen: Screen) -> String {
     let lines = lines(rows, variants);
     let wide = in_columns(&lines, variants, Screen { width: None, ..screen });
@@ -47,7 +47,7 @@ pub fn side_by_side(rows: &[RecordedRow], variants: &[Variant], screen: Screen) 
 fn in_columns(lines: &[Line<'_>], variants: &[Variant], screen: Screen) -> String {
     let mut columns = vec![Column::left("operation"), Column::right("bytes")];
     columns.extend(variants.iter().flat_map(|variant| [Column::right(variant.name), Column::right("ratio")]));
-    // The first one's ratio to itself says nothing.
+    // The first variant's ratio to itself carries no information.
     columns.remove(3);
     let cells = |line: &Line<'_>| {
         let mut cells: Vec<Cell> =
@@ -83,7 +83,7 @@ impl Line<'_> {
         [self.op.into(), units::bytes(self.bytes as f64).into()]
     }
 
-    /// Median and ratio of each variant.
+    /// Returns the median and the ratio of each variant.
     fn cells(&self) -> Vec<[Cell; 2]> {
         let shown = |value: Option<String>| value.map_or_else(|| "-".into(), Cell::from);
         let first = self.medians.first().and_then(|first| median(first)).filter(|us| *us > 0.0);

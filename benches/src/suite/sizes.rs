@@ -21,7 +21,7 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    /// The sizes of the sweep, always including the largest.
+    /// Returns the sizes of the sweep, always including the largest.
     ///
     /// # Errors
     /// [`Error::Configuration`] for an empty or endless sweep.
@@ -45,10 +45,10 @@ impl Sweep {
         Ok(sizes)
     }
 
-    /// The sizes of the sweep, and those within it that have a documented target.
+    /// Returns the sizes of the sweep, and those within it that have a documented target.
     ///
     /// # Errors
-    /// As [`sizes`](Self::sizes).
+    /// Returns the errors of [`sizes`](Self::sizes).
     pub fn with_documented(self) -> Result<Vec<u64>, Error> {
         let mut sizes = self.sizes()?;
         sizes.extend(TARGETS.iter().map(|t| t.bytes).filter(|bytes| (self.min..=self.max).contains(bytes)));
@@ -58,7 +58,7 @@ impl Sweep {
     }
 }
 
-/// The default number of timed calls: enough for percentiles where calls are short, few where they are long.
+/// Returns the default number of timed calls: enough for percentiles where calls are short, few where they are long.
 pub(super) fn iterations(bytes: u64, is_host: bool) -> usize {
     let (work, least, most) = if is_host { (200_000_000, 9, 1000) } else { (2_000_000_000, 20, 400) };
     usize::try_from(work / bytes.max(1)).unwrap_or(most).clamp(least, most)

@@ -1,4 +1,4 @@
-//! Calls in a group that is there, or in one that is made for each of them: what it costs not to reuse groups.
+//! Calls in an existing group, or in a group that is made for each of them: the cost of not reusing groups.
 
 use ryzanstein_config::Config;
 use ryzanstein_process_group::device::Device;
@@ -10,13 +10,13 @@ use crate::measure::{CallBuffers, Case, Gpu, Host, Samples, sample_calls};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::rendezvous::{Environment, process_environment};
 
-/// The samples of calls, each with its start. The ranks are those of one host that our launcher started.
+/// Returns the samples of calls, each with its start. All ranks are on one host, and were started by our launcher.
 pub(super) fn sample(orchestrator: &mut Orchestrator, start: Start, case: &Case) -> Result<Samples, Error> {
     let config = orchestrator.config().clone();
     let manager = orchestrator.manager();
     let ranks: Vec<Rank> = Rank::all(manager.roster().world_size()).collect();
     let device = manager.world().device().cloned();
-    // Keeps the calls apart, in a group of its own.
+    // Separates the calls, in a group of its own.
     let mut pacer = new_group(manager, &ranks)?;
     let path = expected_path(manager.world(), case)?;
     let environment = rank_environment(process_environment());
@@ -28,7 +28,7 @@ pub(super) fn sample(orchestrator: &mut Orchestrator, start: Start, case: &Case)
         }
         None => sample_calls(&mut pacer, &mut Host, case, &mut |pacer, slot| starter.call(pacer, slot, case)),
     }?;
-    // The pacer's calls are others.
+    // The pacer's calls take another path.
     samples.path = path;
     Ok(samples)
 }
@@ -54,11 +54,11 @@ impl Starter<'_> {
             Start::NewGroup => {
                 let mut group = new_group(self.manager, &self.ranks)?;
                 case.what.call(&mut group, slot, case.reduction)?;
-                // Its GPU must be done with it before it goes.
+                // The GPU must have finished with the group before it is dropped.
                 group.synchronize()
             }
             Start::Initialize => {
-                // No rank may meet the rendezvous of the call before.
+                // No rank may connect to the rendezvous of the previous call.
                 pacer.barrier()?;
                 let builder =
                     Orchestrator::builder().config(self.config.clone()).environment(self.environment.clone());
@@ -79,7 +79,7 @@ fn new_group(manager: &mut ProcessGroupManager, ranks: &[Rank]) -> Result<Proces
     group.ok_or_else(|| Error::Invalid("a group of all ranks lacks this one".into()))
 }
 
-/// The environment of a rank whose rendezvous rank 0 serves, as other launchers have it: each start needs one of its own.
+/// Returns the environment of a rank whose rendezvous rank 0 serves, as with other launchers: each start needs a separate one.
 fn rank_environment(mut environment: Environment) -> Environment {
     for of_launcher in ["RYZ_RENDEZVOUS", "RYZ_SECRET_FD", "RYZ_SECRET_FILE"] {
         environment.remove(of_launcher);

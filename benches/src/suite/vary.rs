@@ -1,11 +1,11 @@
-//! What `--vary` compares, and how each variant is started. Pure.
+//! The variants that `--vary` compares, and how each is started. Pure.
 
 use ryzanstein_process_group::{BackendKind, Error};
 
-/// Rounds in which the variants take turns, so that a drift of the machine hits all alike.
+/// Number of rounds in which the variants take turns, so that a drift of the machine affects all alike.
 pub const ROUNDS: usize = 3;
 
-/// What the variants of a measurement differ in.
+/// The property in which the variants of a measurement differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Vary {
     /// NCCL's algorithms and our own kernels, or the paths over CPUs.
@@ -16,26 +16,26 @@ pub enum Vary {
     Backend,
     /// Copies between peers, or through memory or links between them.
     Copies,
-    /// How much is started anew for each call.
+    /// The state that each call starts from.
     Start,
 }
 
-/// What a call finds ready.
+/// The state that a call starts from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// A group that has been there before.
+    /// An existing group.
     Reuse,
-    /// A group that is made for it.
+    /// A group that is made for the call.
     NewGroup,
-    /// A rank that joins for it, and leaves after it.
+    /// A rank that joins for the call, and leaves after it.
     Initialize,
 }
 
 impl Start {
-    /// All of them, the cheapest first.
+    /// All starts, the cheapest first.
     pub const ALL: [Self; 3] = [Self::Reuse, Self::NewGroup, Self::Initialize];
 
-    /// The name of the variant.
+    /// Returns the name of the variant.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reuse => "reuse",
@@ -45,16 +45,16 @@ impl Start {
     }
 }
 
-/// One of the things that are compared. Its ranks are processes of their own, because NCCL reads its variables once.
+/// One of the compared variants. Its ranks are separate processes, because NCCL reads its variables once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Variant {
     /// The name in tables and rows.
     pub name: &'static str,
-    /// Variables of its ranks.
+    /// Environment variables of its ranks.
     pub variables: &'static [(&'static str, &'static str)],
     /// The path that its calls are forced to take.
     pub path: Option<&'static str>,
-    /// What its calls find ready, where that is what varies.
+    /// The state that its calls start from, if that is varied.
     pub start: Option<Start>,
 }
 
@@ -67,7 +67,7 @@ impl Variant {
         Self { variables, ..Self::plain(name) }
     }
 
-    /// By NCCL, and not by our own kernels.
+    /// Creates a variant that uses NCCL, and not our own kernels.
     const fn nccl(name: &'static str, variables: &'static [(&'static str, &'static str)]) -> Self {
         Self { variables, ..Self::forced(name, "nccl") }
     }
@@ -76,7 +76,7 @@ impl Variant {
         Self { path: Some(path), ..Self::plain(name) }
     }
 
-    /// What it differs in, for a legend.
+    /// Describes the difference of the variant, for a legend.
     pub fn legend(&self) -> String {
         let path = self.path.map(|path| format!("--path {path}"));
         let variables = self.variables.iter().map(|(name, value)| format!("{name}={value}"));
@@ -93,7 +93,7 @@ impl Variant {
 }
 
 impl Vary {
-    /// The value of the flag.
+    /// Returns the value of the flag.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Algorithm => "algorithm",
@@ -104,24 +104,25 @@ impl Vary {
         }
     }
 
-    /// The variants on a backend; the first is what the others are compared with. `gpus` are those of this machine.
+    /// Returns the variants on a backend; the first is the one that the others are compared with. `gpus` are those of this
+    /// machine.
     ///
     /// # Errors
-    /// [`Error::Configuration`] where there is nothing to compare.
+    /// [`Error::Configuration`] if there is nothing to compare.
     pub fn variants(self, backend: BackendKind, ranks: usize, gpus: usize) -> Result<Vec<Variant>, Error> {
         let on_nccl = backend == BackendKind::Nccl;
         match self {
             Self::Algorithm if on_nccl => Ok(vec![
                 Variant::nccl("nccl", &[]),
                 Variant::nccl("RING", &[("NCCL_ALGO", "Ring")]),
-                // The other operations have no tree.
+                // The other operations have no tree algorithm.
                 Variant::nccl("TREE", &[("NCCL_ALGO", "Ring;allreduce:Tree")]),
                 Variant::forced("one_shot", "peer/one_shot"),
                 Variant::forced("two_shot", "peer/two_shot"),
             ]),
             Self::Algorithm => Ok(vec![
                 Variant::plain("auto"),
-                // Over whatever the links are.
+                // Over any links.
                 Variant::forced("direct", "direct"),
                 Variant::forced("ring", "ring"),
                 Variant::forced("recursive_doubling", "recursive_doubling"),
@@ -158,7 +159,7 @@ impl Vary {
         }
     }
 
-    /// Refuses variables of the user that the variants would have to change. `of_user` says where one is set.
+    /// Refuses variables of the user that the variants would have to change. `of_user` returns where a variable is set.
     ///
     /// # Errors
     /// [`Error::Configuration`] names the variable.

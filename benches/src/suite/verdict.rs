@@ -11,13 +11,13 @@ const LONG: usize = 9_900_000;
 /// One documented target and the measured value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
-    /// What the target is for.
+    /// The subject of the target.
     pub what: String,
     /// The target value.
     pub wanted: String,
     /// The measured value; `None` if the run has none.
     pub measured: Option<String>,
-    /// Whether the target is met; `None` as for `measured`.
+    /// True if the target is met; `None` as for `measured`.
     pub met: Option<bool>,
 }
 
@@ -28,8 +28,9 @@ impl Verdict {
     }
 }
 
-/// Every documented target for collectives, judged by rows with more than one rank and only right values. A size may be smaller than
-/// documented by the remainder of a division among ranks. Of several paths the fastest counts, since users can choose it.
+/// Returns every documented target for collectives, judged by rows with more than one rank and only right values. A size may be
+/// smaller than documented by the remainder of a division among ranks. Of several paths the fastest counts, since users can
+/// choose it.
 ///
 /// `link_gbs` is the bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
@@ -74,8 +75,8 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
     all
 }
 
-/// For each operation, the smallest size whose bus bandwidth is within a tenth of the best: larger messages gain little. Rows
-/// with wrong values do not count.
+/// Returns, for each operation, the smallest size whose bus bandwidth is within a tenth of the best: larger messages gain
+/// little. Rows with wrong values do not count.
 pub fn saturation(rows: &[Row]) -> Vec<(String, &Row)> {
     let mut found: Vec<(String, &Row)> = Vec::new();
     let right: Vec<&Row> = rows.iter().filter(|r| r.errors == 0).collect();

@@ -1,23 +1,23 @@
-//! Why calls took their path.
+//! The reasons for the path of calls.
 
 use ryzanstein_process_group::paths::PathChoice;
 use serde::Serialize;
 
-/// Why a row's path was taken, and why no other.
+/// The reasons for a row's path, and against each other path.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Why {
-    /// Why this one.
+    /// The reason for this path.
     pub reason: String,
-    /// Every other path of the group.
+    /// The rejected paths: every other path of the group.
     pub rejected: Vec<Rejected>,
 }
 
 /// A path that was not taken.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Rejected {
-    /// Its name.
+    /// Name of the path.
     pub path: String,
-    /// Why not.
+    /// The reason against it.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Advice about variables that NCCL does not read, or that do harm.
+//! Advice about variables that NCCL does not read, or that are harmful.
 
 use super::known::KNOWN;
 use crate::keys::nearest;
@@ -6,13 +6,13 @@ use crate::keys::nearest;
 /// Advice about a variable whose name begins with `NCCL_`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// What the variable is, or was.
+    /// The nature of the variable, or its former purpose.
     pub what: String,
-    /// What to do instead.
+    /// The recommended action instead.
     pub instead: String,
 }
 
-/// Name, what it is, what to do instead.
+/// Name, description, recommended action.
 const TABLE: &[(&str, &str, &str)] = &[
     (
         "NCCL_MIN_NRINGS",
@@ -89,16 +89,17 @@ const TABLE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Advice about a variable that is known not to be read, or to do harm.
+/// Returns advice about a variable that is known to be unread or harmful.
 pub(super) fn retired(name: &str) -> Option<Advice> {
     let (_, what, instead) = TABLE.iter().find(|(known, ..)| *known == name)?;
     Some(Advice { what: (*what).into(), instead: (*instead).into() })
 }
 
-/// The version of NCCL in NVIDIA's container images, which set it. Nothing reads it, and nobody there can be told to unset it.
+/// The version of NCCL in NVIDIA's container images, which set this variable. Nothing reads it, and users of the images cannot be
+/// asked to unset it.
 const STATED_VERSION: &str = "NCCL_VERSION";
 
-/// Advice about this variable; `None` if it does no harm: NCCL reads it, or NVIDIA's images set it.
+/// Returns advice about a variable, or `None` if the variable is harmless: NCCL reads it, or NVIDIA's images set it.
 ///
 /// ```
 /// let advice = ryzanstein_config::nccl::advice("NCCL_TIMEOUT").unwrap();

@@ -6,8 +6,8 @@ use super::advice::retired;
 use crate::ValueError;
 use crate::setting::{Setting, public_setting};
 
-/// NCCL's own variables: the table `[nccl.env]` of the file, or `NAME=value` pairs with spaces between them. If a value contains spaces,
-/// each pair is a line of its own.
+/// NCCL's own variables: the table `[nccl.env]` of the file, or `NAME=value` pairs with spaces between them. If a value contains
+/// spaces, each pair is on its own line.
 ///
 /// ```
 /// let env: ryzanstein_config::NcclEnv = "NCCL_DEBUG=INFO NCCL_ALGO=Ring;allreduce:Tree".parse()?;
@@ -19,7 +19,7 @@ use crate::setting::{Setting, public_setting};
 pub struct NcclEnv(BTreeMap<String, String>);
 
 impl NcclEnv {
-    /// The value of a variable.
+    /// Returns the value of a variable.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
@@ -27,20 +27,20 @@ impl NcclEnv {
     /// Sets a variable.
     ///
     /// # Errors
-    /// A name that does not begin with `NCCL_` or that NCCL never reads, and a value of several lines.
+    /// Returns an error if the name does not begin with `NCCL_`, if NCCL never reads it, or if the value has several lines.
     pub fn insert(&mut self, name: &str, value: &str) -> Result<(), ValueError> {
         check(name, value).map_err(|why| Self::refuse(format!("`{name}={value}`"), Some(why)))?;
         self.0.insert(name.to_owned(), value.to_owned());
         Ok(())
     }
 
-    /// Names and values, sorted by name.
+    /// Iterates over names and values, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 }
 
-/// Says why NCCL cannot be given this variable.
+/// Returns an error with the reason if NCCL cannot be given this variable.
 fn check(name: &str, value: &str) -> Result<(), String> {
     if !name.starts_with("NCCL_") {
         return Err(format!("`{name}` does not begin with NCCL_"));

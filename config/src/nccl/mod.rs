@@ -1,11 +1,11 @@
-//! Combines the section `[nccl]` with the user's own variables: what NCCL reads, and the source of each value.
+//! Combines the section `[nccl]` with the user's own variables into the variables that NCCL reads, with the source of each value.
 //!
-//! NCCL reads its variables when it is loaded. A launcher sets what [`plan()`] returns in the processes it starts. An
-//! embedding program must have the variables before its first thread starts; [`missing`] returns those it lacks.
+//! NCCL reads its variables when it is loaded. A launcher sets those that [`plan()`] returns in the processes that it starts. An
+//! embedding program must have the variables before its first thread starts; [`missing`] returns those that it lacks.
 //!
 //! Pure: the caller passes the variables and the contents of NCCL's files.
 //!
-//! No profile sets `NCCL_NVLS_ENABLE`, nor any variable that could undo it.
+//! No profile sets `NCCL_NVLS_ENABLE`, or any variable that could undo it.
 
 mod advice;
 mod env;

@@ -1,4 +1,4 @@
-//! What NCCL reads: the user's own variables, then `nccl.env`, then the profile.
+//! The variables that NCCL reads: the user's own variables, then `nccl.env`, then the profile.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,15 +17,15 @@ pub struct UserVariable {
 }
 
 impl UserVariable {
-    /// The variables of an environment whose names begin with `NCCL_`.
+    /// Returns the variables of an environment whose names begin with `NCCL_`.
     pub fn of_environment<'a>(environment: impl IntoIterator<Item = (&'a String, &'a String)>) -> Vec<Self> {
         let of_nccl = environment.into_iter().filter(|(name, _)| name.starts_with("NCCL_"));
         of_nccl.map(|(name, value)| Self { name: name.clone(), value: value.clone(), file: None }).collect()
     }
 }
 
-/// The variables in a file such as `/etc/nccl.conf`, parsed as NCCL does: one `NAME=value` per line, split at the first `=`,
-/// without trimming. Lines that begin with `#` are ignored, and so are names with a space, which NCCL sets but never reads.
+/// Returns the variables of a file such as `/etc/nccl.conf`, parsed as NCCL does: one `NAME=value` per line, split at the first
+/// `=`, without trimming. Lines that begin with `#` are ignored, and so are names with a space, which NCCL sets but never reads.
 pub fn conf_file(text: &str) -> Vec<(String, String)> {
     text.split('\n')
         .filter(|line| !line.starts_with('#'))
@@ -43,14 +43,14 @@ pub enum NcclSource {
     Environment,
     /// One of NCCL's own files.
     File(PathBuf),
-    /// `nccl.env`, and where it was set.
+    /// `nccl.env`, and its source.
     Setting(Source),
-    /// This profile, and where `nccl.profile` was set.
+    /// This profile, and the source of `nccl.profile`.
     Profile(NcclProfile, Source),
 }
 
 impl NcclSource {
-    /// Whether the user has set the variable, so that no setting may change it.
+    /// Returns true if the user has set the variable, so that no setting may change it.
     pub const fn is_user_set(&self) -> bool {
         matches!(self, Self::Environment | Self::File(_))
     }
@@ -74,10 +74,9 @@ pub struct NcclVariable {
     pub name: String,
     /// Its value, in NCCL's syntax.
     pub value: String,
-    /// Where it comes from.
+    /// Its source.
     pub source: NcclSource,
-    /// What it overrides: the value that a setting or the profile would have given, or `NAME=value` for another variable that
-    /// contradicts this one.
+    /// The overridden value: that of a setting or the profile, or `NAME=value` of another variable that contradicts this one.
     pub overridden: Option<(String, NcclSource)>,
 }
 
@@ -87,7 +86,7 @@ const EQUIVALENTS: &[(&str, &[&str])] = &[
     ("NCCL_MAX_CTAS", &["NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"]),
 ];
 
-/// Whether a known variable contradicts this one: a minimum above the maximum, or the reverse.
+/// Returns true if a known variable contradicts this one: a minimum above the maximum, or the reverse.
 fn contradicts(known: &NcclVariable, name: &str, value: &str) -> bool {
     let number = |text: &str| text.parse::<u32>().ok();
     let (Some(known_value), Some(wanted)) = (number(&known.value), number(value)) else { return false };
@@ -98,12 +97,12 @@ fn contradicts(known: &NcclVariable, name: &str, value: &str) -> bool {
     }
 }
 
-/// The variables of each profile.
+/// Returns the variables of a profile.
 fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     match profile {
         NcclProfile::None => &[],
         NcclProfile::Inference => &[("NCCL_DEBUG", "WARN"), ("NCCL_MAX_CTAS", "16")],
-        // As many as NCCL takes: on four H200 that is 3 % more at 256 MiB and 2 % at 1 GiB; larger buffers were slower.
+        // The maximum that NCCL accepts: on four H200, 3 % faster at 256 MiB and 2 % at 1 GiB; larger buffers were slower.
         NcclProfile::Bandwidth => &[("NCCL_DEBUG", "WARN"), ("NCCL_MIN_CTAS", "64")],
         NcclProfile::Debug => &[
             ("NCCL_DEBUG", "INFO"),
@@ -113,11 +112,11 @@ fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// All NCCL variables that are set, sorted by name.
+/// Returns all NCCL variables that are set, sorted by name.
 ///
-/// In descending strength: the user's own, first from the environment, then from files; `nccl.env`; the profile.
-/// A weaker one is left out if a stronger one sets the same variable. A variable of the profile is also left out if a stronger one
-/// controls the same thing.
+/// In descending order of precedence: the user's own variables, first from the environment, then from files; `nccl.env`; the
+/// profile. A variable is left out if a source of higher precedence sets it. A variable of the profile is also left out if such a
+/// source sets another variable that controls the same thing.
 ///
 /// ```
 /// use ryzanstein_config::nccl::{UserVariable, plan};
@@ -172,8 +171,8 @@ pub fn plan(config: &Config, own: &[UserVariable]) -> Vec<NcclVariable> {
     plan
 }
 
-/// The variables that the settings require and the user's environment and files lack: what a launcher sets in the processes
-/// it starts, and what a process needs before it loads NCCL.
+/// Returns the variables that the settings require and that the user's environment and files lack. A launcher sets them in the
+/// processes that it starts, and a process needs them before it loads NCCL.
 pub fn missing(config: &Config, own: &[UserVariable]) -> Vec<(String, String)> {
     let ours = plan(config, own).into_iter().filter(|variable| !variable.source.is_user_set());
     ours.map(|variable| (variable.name, variable.value)).collect()

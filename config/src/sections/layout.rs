@@ -4,13 +4,13 @@ use super::section;
 use std::num::NonZeroU32;
 
 section! {
-    /// How the ranks are divided among the kinds of parallelism. The product of the three is the world size.
+    /// The degrees of parallelism. The product of the three is the world size.
     LayoutConfig = "layout" {
-        /// Ranks that share each layer; unset, the world size divided by the other two.
+        /// Number of ranks that share each layer; unset, the world size divided by the other two.
         tensor_parallel: Option<NonZeroU32> = "",
-        /// Stages that the layers are divided into.
+        /// Number of stages that the layers are divided into.
         pipeline_parallel: NonZeroU32 = "1",
-        /// Replicas of the model.
+        /// Number of replicas of the model.
         data_parallel: NonZeroU32 = "1",
     }
 }

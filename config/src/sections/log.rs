@@ -4,7 +4,7 @@ use super::section;
 use crate::LogFormat;
 
 section! {
-    /// What is logged, and in which format.
+    /// Filter and format of log lines.
     LogConfig = "log" {
         /// The filter: a level, or levels by module as in `info,ryzanstein_process_group=debug`.
         level: String = "info",

@@ -1,4 +1,4 @@
-//! The sections, one per file: fields, defaults and meanings, each written once.
+//! The sections, one per file. Fields, defaults and descriptions are each written once.
 
 mod device;
 mod job;
@@ -32,18 +32,18 @@ pub use tcp::TcpConfig;
 
 use crate::ValueError;
 
-/// What loading and showing need of a section.
+/// A section of settings, for loading and display.
 pub(crate) trait Section {
-    /// The values as text, in the order of the keys in `INFO`.
+    /// Returns the values as text, in the order of the keys in `INFO`.
     fn values(&self) -> Vec<String>;
 
-    /// Reads `text` into the setting with this dotted key; `None` if the key is not of this section.
+    /// Parses `text` into the setting with this dotted key. Returns `None` if the key is not in this section.
     fn set(&mut self, key: &str, text: &str) -> Option<Result<(), ValueError>>;
 }
 
-/// From one list of `field: Type = "default"`: the struct, its `Default`, and its rows of the key table.
+/// Generates from one list of `field: Type = "default"`: the struct, its `Default`, and its rows of the key table.
 ///
-/// Defaults are texts in the users' syntax, so the documentation shows exactly what is parsed.
+/// Defaults are text in the users' syntax, so the documentation shows exactly the text that is parsed.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+

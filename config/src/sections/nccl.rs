@@ -5,7 +5,7 @@ use crate::{NcclEnv, NcclProfile};
 
 section! {
     /// Settings for NCCL, passed in its own variables before it is loaded. A `NCCL_…` variable that the user has set overrides
-    /// everything here; `env` overrides the profile; NCCL chooses what is unset.
+    /// everything here; `env` overrides the profile; NCCL chooses values that are unset.
     NcclConfig = "nccl" {
         /// A named set of variables.
         profile: NcclProfile = "none",

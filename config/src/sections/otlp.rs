@@ -8,7 +8,7 @@ section! {
         /// The collector, such as `http://127.0.0.1:4317`; unset, the standard variable `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
         /// `OTEL_EXPORTER_OTLP_ENDPOINT`, and without those no spans are sent.
         endpoint: Option<String> = "",
-        /// Which spans are sent, written as `log.level`: `info` sends the phases of a job, `debug` also every collective.
+        /// The filter of spans, written as `log.level`: `info` sends the phases of a job, `debug` also every collective.
         level: String = "info",
     }
 }

@@ -10,14 +10,16 @@ section! {
         backend: BackendChoice = "auto",
         /// The deadline of every collective; the group fails when it passes.
         timeout: Timeout = "5m",
-        /// Whether every path is checked by value before the group is used.
+        /// Check the results of every path before the group is used.
         self_check: bool = "true",
         /// The size of the bucket in which `all_reduce_coalesced` packs small arrays. 0B turns packing off. GPUs never pack.
         coalesce: ByteSize = "25MiB",
-        /// Whether GPUs of one node that NVLink connects do all-reduces, all-gathers and reduce-scatters by our own kernels in each
-        /// other's memory. They are measured to be faster than NCCL for 2 ranks; for more, `ryz tune` measures it.
+        /// For GPUs of one node that NVLink connects: use our own kernels, which access the memory of peers, for all-reduces,
+        /// all-gathers and reduce-scatters. They are measured to be faster than NCCL for 2 ranks; for more, `ryz tune` measures
+        /// it.
         peer_memory: bool = "true",
-        /// The measured table of paths: a file of `ryz tune`; auto: the one that `ryz tune --apply` wrote, if it is there and fits this machine; off: none. Rank 0's counts, for all ranks.
+        /// The measured table of paths: a file of `ryz tune`; auto: the table that `ryz tune --apply` wrote, if it exists and
+        /// fits this machine; off: none. The value of rank 0 applies to all ranks.
         tuning: TuningChoice = "auto",
         [
             /// `[process_group.tcp]`

@@ -8,9 +8,9 @@ use std::time::Duration;
 section! {
     /// Measurement while a job runs.
     ProfileConfig = "profile" {
-        /// Whether latency and bandwidth of calls are recorded.
+        /// Record the latency and bandwidth of calls.
         enabled: bool = "true",
-        /// Whether calls inside a captured CUDA graph are timed too, one in 64 of each kind.
+        /// Also time calls inside a captured CUDA graph, one in 64 of each kind.
         graphs: bool = "true",
         /// A call is logged if it takes longer than this plus the time that its bytes need at 0.1 GB/s on CPUs or 10 GB/s on GPUs.
         /// Over TCP, waiting for other ranks does not count. `ryz check` and `ryz bench`, which make slow calls on purpose, log
@@ -18,11 +18,11 @@ section! {
         slow_call: Duration = "10ms",
         /// The minimum time between two such log lines.
         slow_call_every: Duration = "10s",
-        /// How many of the newest calls the flight recorder keeps in each group, at 64 bytes each; 0 turns it off, and with it the
-        /// launcher's view of which call each rank is in: no rank is then said to make no progress.
+        /// The number of calls that the flight recorder keeps in each group, the newest ones, at 64 bytes each; 0 turns it off.
+        /// Then the launcher cannot see which call each rank is in, and reports no rank as stalled.
         recorder: RecordedCalls = "2048",
-        /// The folder in which a rank writes its flight record, `rank-R.json`, when a group fails, or a `ryz` command that is a
-        /// rank gets SIGUSR1; unset, none is written. `ryz trace` reads it.
+        /// The folder in which a rank writes its flight record, `rank-R.json`, when a group fails, or when a `ryz` command that
+        /// is a rank receives SIGUSR1; unset, none is written. `ryz trace` reads it.
         trace_dir: Option<PathBuf> = "",
     }
 }

@@ -29,20 +29,20 @@ pub enum Prompt {
     Chat(Vec<Message>),
 }
 
-/// What to generate.
+/// A request for generation.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The model's folder.
+    /// Folder of the model.
     pub model: PathBuf,
-    /// Whether rank 0 reads the folder for all. Otherwise every rank reads it.
+    /// True if rank 0 reads the folder for all. Otherwise every rank reads it.
     pub load_from_root: bool,
     /// The prompt.
     pub prompt: Prompt,
-    /// Where rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
+    /// File to which rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
     pub logits_out: Option<PathBuf>,
-    /// Whether to continue after the end-of-text token.
+    /// True to continue after the end-of-text token.
     pub ignore_end: bool,
-    /// The text ends before the first of these.
+    /// Stop strings: the text ends before the first of these.
     pub stop: Vec<String>,
     /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
@@ -51,29 +51,29 @@ pub struct Request {
 /// Progress of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// Tensors read so far, and tensors in all.
+    /// Number of tensors read so far, and number of all tensors.
     Loading(usize, usize),
-    /// The model is loaded; how long that took.
+    /// The model is loaded; the duration of loading.
     Loaded(Duration),
     /// A new token, and the text that it completes; no text without a tokenizer.
     Token(u32, Option<&'a str>),
-    /// The end of the text, which was held back until generation stopped.
+    /// The end of the text, which was withheld until generation stopped.
     Rest(&'a str),
 }
 
-/// Duration of the parts of a request.
+/// Durations of the parts of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timings {
-    /// Loading the model, until every rank had its weights.
+    /// Duration of loading the model, until every rank had its weights.
     pub load: Duration,
-    /// From the start of generation to the first token.
+    /// Duration from the start of generation to the first token.
     pub prefill: Duration,
-    /// From the first token to the last.
+    /// Duration from the first token to the last.
     pub decode: Duration,
 }
 
 impl Timings {
-    /// Tokens per second after the first, for `tokens` tokens; `None` for fewer than two.
+    /// Returns the tokens per second after the first, for `tokens` tokens; `None` for fewer than two.
     pub fn tokens_per_second(&self, tokens: usize) -> Option<f64> {
         (tokens > 1 && !self.decode.is_zero()).then(|| (tokens - 1) as f64 / self.decode.as_secs_f64())
     }
@@ -82,17 +82,17 @@ impl Timings {
 /// The result.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// Generated ids, without the prompt.
+    /// Generated token ids, without the prompt.
     pub tokens: Vec<u32>,
-    /// Their text, before the stop string, if there is a tokenizer.
+    /// Text of the tokens, before the stop string, if there is a tokenizer.
     pub text: Option<String>,
-    /// Why generation ended.
+    /// The reason for the end of generation.
     pub stop: StopReason,
     /// Load statistics of each rank, in rank order.
     pub loads: Vec<LoadStats>,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How long it took.
+    /// Durations of the parts of the request.
     pub timings: Timings,
     /// This rank's profile of the calls of its tensor- and pipeline-parallel groups.
     pub profile: Vec<ProfileRow>,
@@ -105,7 +105,7 @@ pub struct LoadStats {
     pub bytes_read: u64,
     /// Bytes of weights in all files.
     pub checkpoint_bytes: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -120,7 +120,7 @@ impl From<&LoadReport> for LoadStats {
 }
 
 impl Response {
-    /// The one line that rank 0 prints on stdout.
+    /// Returns the one line that rank 0 prints on stdout.
     pub fn json(&self) -> Value {
         let mut line = json!({ "token_ids": self.tokens });
         if let Some(text) = &self.text {
@@ -144,7 +144,7 @@ impl Response {
     }
 }
 
-/// Refuses a file for the logits that cannot be written, before a model is loaded. What the file holds stays.
+/// Refuses a file for the logits that cannot be written, before a model is loaded. The contents of the file stay.
 ///
 /// # Errors
 /// [`Error::Input`] names the file.
@@ -153,10 +153,10 @@ pub fn check_logits_out(file: &Path) -> Result<(), Error> {
     opened.map(drop).map_err(|error| cannot_write(file, &error))
 }
 
-/// Refuses a layout that the model cannot be divided by, before a rank is started.
+/// Refuses a layout that cannot divide the model, before a rank is started.
 ///
 /// # Errors
-/// Names what does not divide, and what would.
+/// Names the sizes that do not divide, and valid values.
 pub fn check_layout(model: &LlamaConfig, layout: &LayoutConfig, ranks: usize) -> Result<(), Error> {
     let layout = Layout::new(layout, ranks)?;
     check_world_size(model, layout.tensor_parallel)?;
@@ -191,18 +191,18 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<(LlamaConfig
     Ok((config, PreparedPrompt { tokens, tokenizer }))
 }
 
-/// What other ranks need of a prompt that rank 0 has prepared.
+/// The part of a prompt that other ranks need from rank 0, which has prepared it.
 #[derive(Serialize, Deserialize)]
 struct SharedPrompt {
     tokens: Vec<u32>,
-    /// The file.
+    /// Contents of the tokenizer's file.
     tokenizer: Option<Vec<u8>>,
 }
 
-/// Gives every rank what rank 0 has prepared, or its error. `prepared` is `Some` there, and ignored elsewhere.
+/// Gives every rank the prompt that rank 0 has prepared, or its error. `prepared` is `Some` there, and ignored elsewhere.
 ///
 /// # Errors
-/// Rank 0's, and those of the collectives.
+/// Returns the error of rank 0, and those of the collectives.
 pub fn share(
     orchestrator: &mut Orchestrator,
     folder: &Path,
@@ -226,7 +226,7 @@ pub fn share(
     Ok(PreparedPrompt { tokens, tokenizer: tokenizer.map(parse).transpose()? })
 }
 
-/// The tokens of the prompt.
+/// Returns the tokens of the prompt.
 fn encode(request: &Request, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Error> {
     match (&request.prompt, tokenizer) {
         (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
@@ -278,7 +278,7 @@ fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: u
     Ok(())
 }
 
-/// The element type that a setting names.
+/// Returns the element type that a setting names.
 pub const fn element_type(dtype: ModelDType) -> DType {
     match dtype {
         ModelDType::F16 => DType::F16,
@@ -287,11 +287,11 @@ pub const fn element_type(dtype: ModelDType) -> DType {
     }
 }
 
-/// Loads the model and generates from what [`prepare`] or [`share`] returned for the same settings and request. Every rank calls this.
-/// `tell` gets the progress of this rank.
+/// Loads the model and generates from the result of [`prepare`] or [`share`] for the same settings and request. Every rank
+/// calls this. `tell` gets the progress of this rank.
 ///
 /// # Errors
-/// Those of the model and of the collectives, and when `logits_out` cannot be written.
+/// Returns the errors of the model and of the collectives, and an error when `logits_out` cannot be written.
 pub fn run(
     orchestrator: &mut Orchestrator,
     settings: &ModelConfig,
@@ -309,7 +309,7 @@ pub fn run(
     let dtype = settings.dtype.map(element_type);
     let mut timings = Timings::default();
     if matches!(request.prompt, Prompt::Chat(_)) {
-        // A template may ask for the time, and every rank must use the same prompt.
+        // A template may contain the time, and every rank must use the same prompt.
         prompt = manager.world().broadcast_object(Some(&prompt), Rank(0))?;
     }
     let model = if request.load_from_root {

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use ryzanstein_process_group::schedule::cost::LinkCost;
 
-/// A kind of link between ranks. Bandwidths are the published ones of one direction, before protocol overhead; measured ones are
-/// lower.
+/// A kind of link between ranks. Bandwidths are the published ones of one direction, before protocol overhead; measured ones
+/// are lower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interconnect {
     /// PCI Express 3.0, 16 lanes: 8 GT/s with 128b/130b encoding, 15.75 GB/s (PCI-SIG, PCI Express Base Specification 3.0).
@@ -36,7 +36,7 @@ pub enum Interconnect {
     Ethernet100,
 }
 
-/// A name that no interconnect has.
+/// A name that is not an interconnect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("there is no interconnect `{name}`; there are {}", Interconnect::ALL.map(Interconnect::name).join(", "))]
 pub struct UnknownInterconnect {
@@ -45,7 +45,7 @@ pub struct UnknownInterconnect {
 }
 
 impl Interconnect {
-    /// All of them.
+    /// All interconnects.
     pub const ALL: [Self; 11] = [
         Self::Pcie3,
         Self::Pcie4,
@@ -60,7 +60,7 @@ impl Interconnect {
         Self::Ethernet100,
     ];
 
-    /// The name that flags and tables use.
+    /// Returns the name in flags and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pcie3 => "pcie3",
@@ -77,9 +77,9 @@ impl Interconnect {
         }
     }
 
-    /// In GB/s (10⁹ bytes per second) of one direction.
+    /// Returns the bandwidth of one direction in GB/s (10⁹ bytes per second).
     pub const fn gigabytes_per_second(self) -> f64 {
-        /// Of 16 lanes: giga-transfers of a lane, of which 128 of 130 bits are data.
+        /// Returns the bandwidth of 16 lanes, from the giga-transfers of a lane, of which 128 of 130 bits are data.
         const fn pcie(transfers: f64) -> f64 {
             transfers * 16.0 / 8.0 * 128.0 / 130.0
         }
@@ -98,9 +98,9 @@ impl Interconnect {
         }
     }
 
-    /// Seconds of a step that moves nothing. For NVLink, PCI Express and InfiniBand, NCCL's own constants of a step of a ring
-    /// with the protocol LL (`hwLatencies` in `src/graph/tuning.cc` of NCCL). For Ethernet, an assumption: a message of
-    /// TCP through two kernels and a switch.
+    /// Returns the seconds of a step that moves nothing. For NVLink, PCI Express and InfiniBand, these are NCCL's own constants
+    /// of a step of a ring with the protocol LL (`hwLatencies` in `src/graph/tuning.cc` of NCCL). For Ethernet, it is an
+    /// assumption: a message of TCP through two kernels and a switch.
     pub const fn latency(self) -> f64 {
         match self {
             Self::NvLink2 | Self::NvLink3 | Self::NvLink4 => 0.6e-6,
@@ -110,7 +110,7 @@ impl Interconnect {
         }
     }
 
-    /// Both, for the cost model.
+    /// Returns latency and bandwidth, for the cost model.
     pub const fn cost(self) -> LinkCost {
         LinkCost { latency: self.latency(), message: 0.0, byte: 1e-9 / self.gigabytes_per_second() }
     }

@@ -1,4 +1,4 @@
-//! Result files that are replaced at once, so that nobody reads half of one, and a run that fails leaves the earlier one.
+//! Result files that are replaced atomically, so that no reader sees half of one, and a run that fails leaves the earlier one.
 
 use std::fs::Permissions;
 use std::io::Write as _;
@@ -11,15 +11,15 @@ use tempfile::NamedTempFile;
 /// Refuses a file that [`replace`] could not write. `what` names it in errors.
 ///
 /// # Errors
-/// What the system says, or that it is a folder or a device.
+/// Returns the system's error, or an error if it is a folder or a device.
 pub fn check(file: &Path, what: &str) -> anyhow::Result<()> {
     temporary_file_for(file, what).map(drop)
 }
 
-/// Writes a whole file. It keeps the permissions of the one that it replaces, and the links that lead there.
+/// Writes a whole file. It keeps the permissions of the file that it replaces, and the links that point to it.
 ///
 /// # Errors
-/// Those of [`check`], and what the system says.
+/// Returns the errors of [`check`], and the system's error.
 pub fn replace(file: &Path, text: &str, what: &str) -> anyhow::Result<()> {
     let context = || format!("cannot write {what}");
     let mut unfinished = temporary_file_for(file, what)?;
@@ -28,7 +28,7 @@ pub fn replace(file: &Path, text: &str, what: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A temporary file in the same folder.
+/// Creates a temporary file in the same folder.
 fn temporary_file_for(file: &Path, what: &str) -> anyhow::Result<NamedTempFile> {
     if file.is_dir() {
         bail!("cannot write {what}: it is a folder; name a file in it");
@@ -38,7 +38,7 @@ fn temporary_file_for(file: &Path, what: &str) -> anyhow::Result<NamedTempFile> 
     }
     let file = target(file);
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Those of the file that it replaces, or of a new one; both less the umask.
+    // The permissions of the file that it replaces, or of a new one; both less the umask.
     let permissions = std::fs::metadata(&file)
         .map_or_else(|_| Permissions::from_mode(0o666), |metadata| metadata.permissions());
     tempfile::Builder::new()
@@ -48,7 +48,7 @@ fn temporary_file_for(file: &Path, what: &str) -> anyhow::Result<NamedTempFile> 
         .with_context(|| format!("cannot write {what}"))
 }
 
-/// The file that a link leads to.
+/// Returns the file that a link points to.
 fn target(file: &Path) -> PathBuf {
     file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }

@@ -1,7 +1,7 @@
-//! Known errors: what a message means and what to do about it, for `ryz explain`, for the end of a command that failed, and
-//! for the launcher's closing report.
+//! Known errors: the meaning of a message and its remedy, for `ryz explain`, for the end of a command that failed, and for the
+//! launcher's closing report.
 //!
-//! The entries are data: [`sections`] has those of this crate and of the groups.
+//! The entries are data: [`sections`] returns those of this crate and of the groups.
 
 mod own;
 
@@ -13,24 +13,24 @@ pub use ryzanstein_process_group::catalogue::{Entry, Section, Source, find};
 
 use crate::table::{self, Cell, Column, Screen, Tone, wrap};
 
-/// All sections. What explains more stands first: a line may match several entries.
+/// Returns all sections. Those that explain more are first: a line may match several entries.
 pub fn sections() -> impl Iterator<Item = &'static Section> {
     own::SECTIONS.iter().chain(ryzanstein_process_group::catalogue::SECTIONS)
 }
 
-/// All entries.
+/// Returns all entries.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     sections().flat_map(|section| section.entries)
 }
 
-/// What to add to an error's message where it is shown.
+/// Text to add to an error's message where it is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Explanation {
-    /// The entry.
+    /// Id of the entry.
     pub id: &'static str,
-    /// Why it happened.
+    /// The cause.
     pub cause: &'static str,
-    /// What to do; `None` if the message says it.
+    /// The remedy; `None` if the message states it.
     pub remedy: Option<&'static str>,
 }
 
@@ -42,7 +42,7 @@ pub fn explain(message: &str) -> Option<Explanation> {
 }
 
 impl Explanation {
-    /// Lines below an error, each indented: the cause after `label`, and the remedy.
+    /// Formats lines below an error, each indented: the cause after `label`, and the remedy.
     pub fn lines(&self, label: &str, screen: Screen) -> String {
         let mut lines = String::new();
         for (label, text) in [(label, Some(self.cause)), ("remedy", self.remedy)] {
@@ -54,20 +54,20 @@ impl Explanation {
     }
 }
 
-/// An error that a text has.
+/// An error that was found in a text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// What it is.
+    /// The entry that explains the error.
     pub entry: &'static Entry,
-    /// The number of its first line, from 1.
+    /// Number of its first line, from 1.
     pub line: usize,
     /// Its first line.
     pub text: String,
-    /// How many lines have it.
+    /// Number of lines with the error.
     pub count: usize,
 }
 
-/// The errors of a text, such as a whole log, each once, in the order of their first lines.
+/// Finds the errors of a text, such as a whole log, each once, in the order of their first lines.
 pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
     let mut all: Vec<Found> = Vec::new();
     for (index, text) in lines.into_iter().enumerate() {
@@ -80,9 +80,9 @@ pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
     all
 }
 
-/// The errors found, for people.
+/// Formats the errors found, for people.
 pub fn found_table(all: &[Found], screen: Screen) -> String {
-    /// Nobody reads more of a line than this.
+    /// Maximum number of characters shown of a line.
     const LONGEST: usize = 400;
     let mut out = String::new();
     for found in all {
@@ -102,7 +102,7 @@ pub fn found_table(all: &[Found], screen: Screen) -> String {
     out + "\n"
 }
 
-/// The errors found, as one line of JSON.
+/// Formats the errors found, as one line of JSON.
 pub fn found_json(all: &[Found]) -> String {
     let found = all.iter().map(|found| {
         serde_json::json!({
@@ -113,7 +113,7 @@ pub fn found_json(all: &[Found]) -> String {
     serde_json::json!({ "found": found.collect::<Vec<_>>() }).to_string()
 }
 
-/// All entries, for people.
+/// Formats all entries, for people.
 pub fn list_table(screen: Screen) -> String {
     let rows: Vec<Vec<Cell>> = sections()
         .flat_map(|section| {
@@ -130,7 +130,7 @@ pub fn list_table(screen: Screen) -> String {
     )
 }
 
-/// All entries, as one line of JSON.
+/// Formats all entries, as one line of JSON.
 pub fn list_json() -> String {
     let entries = sections().flat_map(|section| {
         section.entries.iter().map(|entry| {
@@ -143,7 +143,7 @@ pub fn list_json() -> String {
     serde_json::json!({ "entries": entries.collect::<Vec<_>>() }).to_string()
 }
 
-/// Where the message is documented; `None` if a test of ours provokes it.
+/// Returns the address where the message is documented; `None` if a test of ours provokes it.
 fn address(entry: &Entry) -> Option<&'static str> {
     match entry.source {
         Source::Documented(address) => Some(address),

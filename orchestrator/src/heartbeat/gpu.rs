@@ -1,4 +1,4 @@
-//! Asks NVML about a rank's GPU, on a thread that nothing waits for: a driver in trouble may not answer.
+//! Queries NVML about a rank's GPU, on a thread that nothing waits for: a faulty driver may not answer.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +8,9 @@ use ryzanstein_process_group::nvml::{GpuHealth, GpuSample, Nvml};
 
 use crate::status::wire;
 
-/// Between two samples.
+/// Interval between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The figures of a sample that is older than this are not those of now: the driver does not answer.
+/// Age from which on the figures of a sample are stale: the driver does not answer.
 const STALE: Duration = INTERVAL.saturating_mul(5);
 
 type Latest = Arc<Mutex<Option<(Instant, GpuHealth)>>>;
@@ -23,7 +23,7 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// None if there is no thread for it. Without NVML nothing is ever sampled.
+    /// Starts sampling; `None` if the system gives no thread. Without NVML nothing is ever sampled.
     pub(super) fn start(uuid: String) -> Option<Self> {
         let latest = Latest::default();
         let (stop, stopped) = mpsc::channel();
@@ -33,7 +33,7 @@ impl Sampler {
         Some(Self { uuid, latest, _stop: stop })
     }
 
-    /// The newest sample, if there is one; a stale one without its figures.
+    /// Returns the newest sample, if there is one; a stale one without its figures.
     pub(super) fn latest(&self) -> Option<wire::Gpu> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         latest.map(|(taken, health)| gpu(&self.uuid, taken.elapsed(), health))
@@ -65,7 +65,7 @@ fn gpu(uuid: &str, age: Duration, health: GpuHealth) -> wire::Gpu {
     let (lost, sample) = match health {
         GpuHealth::Present(sample) if age <= STALE => (false, sample),
         GpuHealth::Present(_) => (false, GpuSample::default()),
-        // It stays lost.
+        // A lost GPU stays lost.
         GpuHealth::Lost => (true, GpuSample::default()),
     };
     wire::Gpu {

@@ -1,4 +1,4 @@
-//! A rank's heartbeat: about once a second it reports to the launcher what it does, from a thread of its own.
+//! A rank's heartbeat: about once a second it reports the rank's state to the launcher, from a separate thread.
 
 mod gpu;
 mod report;
@@ -13,19 +13,19 @@ use crate::metric_names;
 use crate::rendezvous::WeakClient;
 use report::Source;
 
-/// Between two heartbeats of a rank.
+/// Interval between two heartbeats of a rank.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// So many heartbeats a second are enough for one rendezvous: ranks of larger jobs send them less often.
+/// Maximum number of heartbeats a second for one rendezvous: ranks of larger jobs send them less often.
 const MOST_A_SECOND: u32 = 1000;
-/// How long leaving waits for the last heartbeat to be sent.
+/// Timeout for sending the last heartbeat when a rank leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The time between two heartbeats of a rank of such a job.
+/// Returns the time between two heartbeats of a rank of such a job.
 pub(crate) fn interval(world_size: u32) -> Duration {
     INTERVAL * (world_size / MOST_A_SECOND).max(1)
 }
 
-/// Sends heartbeats until it is dropped, which sends a last one that says so.
+/// Sends heartbeats until it is dropped, which sends a last one that reports the end.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     stop: Option<mpsc::Sender<()>>,
@@ -33,7 +33,7 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts the thread. Without one, the launcher hears nothing of this rank, and the job goes on.
+    /// Starts the thread. Without one, the launcher receives no heartbeats of this rank, and the job continues.
     pub(crate) fn start(
         client: WeakClient,
         world_size: usize,
@@ -46,7 +46,7 @@ impl Heartbeat {
         let (end, ended) = mpsc::channel();
         let beats = move || {
             beat(&client, &mut source, wait, &stopped);
-            // Closed: what this thread held is gone.
+            // The closed channel shows that the resources of this thread are gone.
             drop((client, source));
             drop(end);
         };

@@ -1,4 +1,4 @@
-//! What a heartbeat says.
+//! The contents of a heartbeat.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use super::gpu::Sampler;
 use crate::metric_names as names;
 use crate::status::wire;
 
-/// The most groups of a report. A rank has a handful.
+/// Maximum number of groups in a report. A rank usually has a handful.
 const MOST_GROUPS: usize = 64;
-/// The most bytes of them.
+/// Maximum number of bytes of the groups.
 const MOST_BYTES: usize = 48 << 10;
 
-/// Where it comes from.
+/// The sources of a report.
 pub(super) struct Source {
     flight: FlightRecorder,
     memory: Option<MemoryWatch>,
@@ -29,7 +29,7 @@ impl Source {
         Self { flight, memory: device.map(Device::memory_watch), gpu, gauges: Gauges::default() }
     }
 
-    /// Now. Waits for nothing but `/proc`.
+    /// Returns the current report. Waits for nothing but `/proc`.
     pub(super) fn report(&mut self) -> wire::Report {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let report = wire::Report {
@@ -44,11 +44,11 @@ impl Source {
     }
 }
 
-/// `world`, in which all ranks meet, and the newest others, in the order in which they were made.
+/// Returns `world`, the group of all ranks, and the newest others, in the order in which they were made.
 fn shown(groups: &[GroupActivity]) -> Vec<wire::Group> {
     let (world, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.name == "world");
     let (mut bytes, mut shown) = (0, Vec::new());
-    // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
+    // Names list members, so those of large groups are long. A report longer than the launcher's limit would be refused.
     for group in world.iter().chain(others.iter().rev()).copied().map(group).take(MOST_GROUPS) {
         bytes += group.encoded_len();
         if bytes > MOST_BYTES {
@@ -97,7 +97,7 @@ fn gpu_memory(memory: MemoryUse) -> wire::GpuMemory {
     }
 }
 
-/// From the text of `/proc/self/status`.
+/// Parses the resident bytes in the text of `/proc/self/status`.
 fn resident_bytes(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -109,7 +109,7 @@ fn resident_bytes(status: &str) -> Option<u64> {
 struct Gauges(BTreeSet<&'static str>);
 
 impl Gauges {
-    /// What has never been known is absent. What is not known any more is not a number.
+    /// Sets a gauge. A value that has never been known is absent. A value that is no longer known is not a number.
     fn set(&mut self, metric: names::Metric, value: Option<f64>) {
         if value.is_some() {
             self.0.insert(metric.name);
@@ -120,7 +120,7 @@ impl Gauges {
     }
 }
 
-/// Passes the same on as metrics.
+/// Exports the same report as metrics.
 fn measure(report: &wire::Report, gauges: &mut Gauges) {
     let mut set = |metric, value| gauges.set(metric, value);
     set(names::RESIDENT_BYTES, report.resident_bytes.map(|bytes| bytes as f64));

@@ -1,4 +1,4 @@
-//! Accepts connections to the rendezvous, authenticates each, and bounds how many there are.
+//! Accepts connections to the rendezvous, authenticates each, and bounds their number.
 
 use std::io;
 use std::pin::Pin;
@@ -34,14 +34,14 @@ impl ConnectionCounts {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// `reason` is the one in metrics, `why` what people read.
+    /// Counts and logs a refused connection. `reason` is for metrics, `why` for people.
     fn refuse(&self, peer: std::net::SocketAddr, reason: &'static str, why: &dyn std::fmt::Display) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         security::count_refused("control", reason);
         tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
     }
 
-    /// A request of another epoch, on a connection that stays.
+    /// Counts a request of another epoch, on a connection that stays.
     pub(super) fn other_epoch(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         security::count_refused("control", "epoch");
@@ -85,15 +85,15 @@ impl Acceptor {
         Arc::clone(&self.counts)
     }
 
-    /// Accepts for ever. Connections that have not proved the secret have a bound of their own, and a new one evicts the
-    /// oldest: a rank of the job needs only milliseconds.
+    /// Accepts connections for ever. Connections that have not proved the secret have a separate bound, and a new one evicts
+    /// the oldest: a rank of the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
         let mut half_open = HalfOpen::at_most(self.most);
         loop {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, most likely: make room, and do not spin.
+                    // Most likely the process has no descriptors left: make room, and do not spin.
                     tracing::debug!(%error, "the rendezvous could not accept a connection");
                     self.counts.evicted(half_open.shed());
                     tokio::time::sleep(Duration::from_millis(20)).await;

@@ -25,39 +25,40 @@ use crate::control as wire;
 use crate::control::control_client::ControlClient;
 use crate::status::wire::Report;
 
-/// Deadline of a request that the rendezvous answers at once.
+/// Timeout of a request that the rendezvous answers immediately.
 const UNARY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Deadline of a heartbeat: the next one is due soon after.
+/// Timeout of a heartbeat: the next one is due soon after.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Added to the deadline that the rendezvous itself keeps, so that its answer, which names the missing ranks, arrives.
+/// Margin added to the deadline that the rendezvous itself keeps, so that its answer, which names the missing ranks, arrives.
 const NETWORK_MARGIN: Duration = Duration::from_secs(2);
 /// Time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// HTTP/2 keep-alive: a rendezvous that is silent for this long is pinged, and lost if it stays silent as long again.
+/// HTTP/2 keep-alive: a rendezvous that is silent for this long is pinged, and considered lost if it stays silent as long
+/// again.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// What this process was told about its own place in the job.
+/// The place of this process in the job, as far as it was given.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Its rank; `None` asks the rendezvous for one.
+    /// Rank of the process; `None` asks the rendezvous for one.
     pub rank: Option<Rank>,
-    /// Its rank on its host.
+    /// Rank of the process on its host.
     pub local_rank: Option<LocalRank>,
-    /// The rank of its host.
+    /// Rank of the host.
     pub node_rank: Option<u32>,
-    /// The number of ranks in the job.
+    /// Number of ranks in the job.
     pub world_size: u32,
-    /// The epoch it was started for; `None` takes the current one.
+    /// Epoch that the process was started for; `None` takes the current one.
     pub epoch: Option<Epoch>,
 }
 
-/// A connection to a rendezvous. Clones share it.
+/// A connection to a rendezvous. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<Inner>,
 }
 
-/// A connection that others keep open.
+/// A connection that this does not keep open.
 #[derive(Debug)]
 pub(crate) struct WeakClient(Weak<Inner>);
 
@@ -79,10 +80,10 @@ struct Inner {
 }
 
 impl Client {
-    /// Connects. Retries until the deadline while nobody listens there yet.
+    /// Connects. Retries until the deadline while no server listens there yet.
     ///
     /// # Errors
-    /// [`Error::Rendezvous`] says where it tried, what happened there and what to check.
+    /// [`Error::Rendezvous`] states the address, the failure there and the points to check.
     pub fn connect(
         server: HostPort,
         secret: Secret,
@@ -93,7 +94,7 @@ impl Client {
         Self::try_connect(server, secret, security, identity, deadline).map_err(Unconnected::into)
     }
 
-    /// As [`connect`](Self::connect), with an error that tells who refused.
+    /// Does the same as [`connect`](Self::connect), with an error that tells whether a member of the job refused.
     pub(super) fn try_connect(
         server: HostPort,
         secret: Secret,
@@ -115,20 +116,20 @@ impl Client {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Reports why this rank gives up, so that the launcher can name the cause. `last_call` is the last collective.
+    /// Reports the reason why this rank gives up, so that the launcher can name the cause. `last_call` is the last collective.
     ///
     /// # Errors
-    /// When the rendezvous cannot be reached. The rank is about to exit anyway: log it.
+    /// Fails when the rendezvous cannot be reached. The rank is about to exit anyway: log the error.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> Result<()> {
         let caused_by = error.caused_by().first().map(|rank| rank.0);
         self.report(error.root_cause().to_string(), last_call.map(str::to_owned), caused_by)
     }
 
-    /// As [`Client::report_failure`], for an error that did not come from a process group. `caused_by` is the rank whose
-    /// failure made this one fail.
+    /// Does the same as [`Client::report_failure`], for an error that did not come from a process group. `caused_by` is the
+    /// rank whose failure made this one fail.
     ///
     /// # Errors
-    /// When the rendezvous cannot be reached, or this process has no rank yet.
+    /// Fails when the rendezvous cannot be reached, or this process has no rank yet.
     pub fn report(&self, cause: String, last_call: Option<String>, caused_by: Option<u32>) -> Result<()> {
         let rank = self.inner.joined.get().map(|(rank, _)| *rank).or(self.inner.identity.rank);
         let Some(rank) = rank else {
@@ -141,10 +142,10 @@ impl Client {
         refused(reply.refusal)
     }
 
-    /// Sends a heartbeat. `Orchestrator` does so for its ranks.
+    /// Sends a heartbeat. `Orchestrator` does this for its ranks.
     ///
     /// # Errors
-    /// When the rendezvous does not answer within a second, or this process is not in the job's current epoch.
+    /// Fails when the rendezvous does not answer within a second, or this process is not in the job's current epoch.
     pub fn beat(&self, report: Report) -> Result<()> {
         let Some((rank, epoch)) = self.inner.joined.get() else {
             return Err(Error::Rendezvous("join before sending heartbeats".into()));
@@ -153,7 +154,7 @@ impl Client {
         refused(self.call(BEAT_TIMEOUT, |mut stub| async move { stub.beat(request).await })?.refusal)
     }
 
-    /// The same connection, which this does not keep open.
+    /// Returns the same connection in a form that does not keep it open.
     pub(crate) fn downgrade(&self) -> WeakClient {
         WeakClient(Arc::downgrade(&self.inner))
     }
@@ -161,7 +162,7 @@ impl Client {
     /// Waits until every rank has reached the barrier of this name.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not.
+    /// [`Error::Timeout`] names the missing ranks.
     pub fn barrier(&self, name: &str, deadline: Instant) -> Result<()> {
         let Some((rank, _)) = self.inner.joined.get() else {
             return Err(Error::Rendezvous("join before waiting at a barrier".into()));
@@ -178,7 +179,7 @@ impl Client {
         refused(reply.refusal)
     }
 
-    /// Adds to a launcher's counter in the store, with a deadline of its own.
+    /// Adds to a launcher's counter in the store, with a separate deadline.
     pub(crate) fn count(&self, key: &str, amount: i64, wait: Duration) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
         let reply = self.call(wait, |mut stub| async move { stub.add(request).await })?;
@@ -186,7 +187,7 @@ impl Client {
         Ok(reply.value)
     }
 
-    /// Tells the first node's launcher that a rank of this node has left, which no heartbeat follows.
+    /// Reports to the first node's launcher that a rank of this node has left, and that no heartbeat follows.
     pub(crate) fn report_exit(&self, rank: Rank, wait: Duration) -> Result<()> {
         let report = Report { leaving: true, ..Report::default() };
         let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: Some(report) };
@@ -227,7 +228,7 @@ fn lost(server: &HostPort, status: &Status) -> Error {
     }
 }
 
-/// The error at the bottom, which is the one the operating system gave.
+/// Returns the innermost error, which is the operating system's.
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -244,7 +245,7 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Why no connection to the rendezvous could be made.
+/// The reason why no connection to the rendezvous could be made.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("it did not answer in time")]
@@ -271,7 +272,7 @@ enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the server has proved that it knows the secret.
+    /// Returns true if the server has proved that it knows the secret.
     fn is_of_a_member(&self) -> bool {
         let Self::Handshake(error) = self else { return false };
         handshake_error(error).is_some_and(HandshakeError::is_of_a_member)
@@ -282,11 +283,11 @@ fn handshake_error(error: &io::Error) -> Option<&HandshakeError> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// No connection to the rendezvous.
+/// The result of a failed attempt to connect to the rendezvous.
 pub(super) struct Unconnected {
-    /// Why.
+    /// The error.
     pub(super) error: Error,
-    /// The server knows the secret, and another attempt comes to the same: the settings of the two ends differ.
+    /// True if the server knows the secret and another attempt would fail the same way: the settings of the two ends differ.
     pub(super) by_member: bool,
 }
 
@@ -296,7 +297,7 @@ impl From<Unconnected> for Error {
     }
 }
 
-/// Resolves the name, connects and shakes hands, once.
+/// Resolves the name, connects and does the handshake, once.
 async fn open(
     server: &HostPort,
     secret: &Secret,
@@ -307,7 +308,7 @@ async fn open(
         match TcpStream::connect(address).await {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                // The name may be 0.0.0.0; the server judges the address that it was reached at.
+                // The name may be 0.0.0.0; the server decides by the address at which it was reached.
                 let protection = security.protection(stream.peer_addr()?.ip());
                 let handshake = handshake::connect(stream, secret, security, protection);
                 return handshake.await.map_err(io::Error::other);
@@ -332,7 +333,7 @@ async fn connect(
             Err(_) => return Err(ConnectError::Silent(started.elapsed())),
         };
         let handshake = handshake_error(&error);
-        // A connection that broke may be a rendezvous that is just starting; retrying does not help with anything else.
+        // The server of a broken connection may be a rendezvous that is just starting; retrying helps in no other case.
         if handshake.is_some_and(|inner| !matches!(inner, HandshakeError::Io(_))) {
             return Err(ConnectError::Handshake(error));
         }
@@ -367,7 +368,7 @@ async fn connect(
         .connect_with_connector(connector)
         .await
         .map_err(ConnectError::Http)?;
-    // Enough for the roster of the largest world.
+    // Large enough for the roster of the largest world.
     Ok((ControlClient::new(channel).max_decoding_message_size(16 << 20), local))
 }
 

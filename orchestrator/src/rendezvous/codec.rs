@@ -15,11 +15,11 @@ use ryzanstein_process_group::{
 use super::core::{Join, Joined, Participant, Refusal, Time};
 use crate::control as wire;
 
-/// The longest timeout accepted from the wire; longer ones are cut to it.
+/// Maximum timeout accepted from the wire; longer ones are cut to it.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The longest list of CPUs accepted from the wire, in bytes.
+/// Maximum length of a list of CPUs accepted from the wire, in bytes.
 const LONGEST_CPU_LIST: usize = 8192;
-/// How many missing ranks one refusal names at most.
+/// Maximum number of missing ranks that one refusal names.
 const MOST_NAMED: usize = 1024;
 
 pub(crate) fn deadline(now: Time, timeout_ms: u64) -> Time {
@@ -74,7 +74,7 @@ pub(crate) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
         .map(|text| text.parse::<SocketAddr>().map_err(|_| invalid("data address", &text)))
         .transpose()?;
     let wanted: BackendChoice = request.wanted.parse().map_err(|_| invalid("backend", &request.wanted))?;
-    // A backend that only another version has is nothing that this one can select.
+    // A backend that only another version has cannot be selected by this one.
     let capabilities = request.capabilities.into_iter().filter_map(decode_capability).collect();
     Ok(Join {
         epoch: (request.epoch != 0).then_some(Epoch(request.epoch)),
@@ -165,24 +165,24 @@ pub(crate) fn encode_roster(joined: &Joined) -> bytes::Bytes {
     roster.encode_to_vec().into()
 }
 
-/// Why a roster from the rendezvous cannot be used. The fault of whoever sent it.
+/// The reason why a roster from the rendezvous cannot be used. The fault is the sender's.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub(crate) enum RosterError {
-    /// Not a message of this kind.
+    /// The bytes are not a message of this kind.
     #[error("the roster received cannot be decoded: {0}")]
     Decode(#[from] prost::DecodeError),
-    /// Columns of different lengths.
+    /// The columns have different lengths.
     #[error("the roster received is malformed: its columns differ in length")]
     UnevenColumns,
-    /// A column holds a value that nothing can be made of.
+    /// A column contains an invalid value.
     #[error("the roster received is malformed: rank {rank} has no valid {column}")]
     BadEntry {
-        /// Whose entry.
+        /// The rank of the entry.
         rank: usize,
-        /// In which column.
+        /// The column of the entry.
         column: &'static str,
     },
-    /// A backend that this version does not know.
+    /// The backend is unknown to this version.
     #[error("the roster received names the unknown backend `{0}`")]
     UnknownBackend(String),
 }

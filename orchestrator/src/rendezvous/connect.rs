@@ -20,7 +20,7 @@ use super::{placement, secret};
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// The environment of this process, without variables that are not Unicode.
+/// Returns the environment of this process, without variables that are not Unicode.
 pub fn process_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Kind {
 /// * None of these: this process is the only rank.
 ///
 /// # Errors
-/// [`Error::Configuration`] when the variables do not fit together, [`Error::Rendezvous`] when nothing answers in
+/// [`Error::Configuration`] when the variables do not fit together, [`Error::Rendezvous`] when no server answers within
 /// `rendezvous.timeout`.
 pub fn connect(config: &Config, environment: &Environment) -> Result<Connection> {
     let deadline = Instant::now() + config.rendezvous.timeout.get();
@@ -96,14 +96,14 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
 }
 
 impl From<MemoryRendezvous> for Connection {
-    /// For ranks that are threads of one process.
+    /// Creates the connection of a rank that is a thread of this process.
     fn from(memory: MemoryRendezvous) -> Self {
         Self { kind: Kind::InProcess(memory) }
     }
 }
 
 impl Connection {
-    /// Reports why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher.
+    /// Reports the reason why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) {
         if let Kind::Client(client) = &self.kind
             && let Err(error) = client.report_failure(error, last_call)
@@ -112,8 +112,8 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made this one
-    /// fail, if there is one.
+    /// Does the same as [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made
+    /// this one fail, if there is one.
     pub fn report(&self, cause: &str, caused_by: Option<Rank>) {
         if let Kind::Client(client) = &self.kind
             && let Err(error) = client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0))
@@ -122,13 +122,14 @@ impl Connection {
         }
     }
 
-    /// The connection to a launcher, which takes heartbeats.
+    /// Returns the connection to a launcher, which receives heartbeats.
     pub(crate) fn launcher(&self) -> Option<WeakClient> {
         let Kind::Client(client) = &self.kind else { return None };
         Some(client.downgrade())
     }
 
-    /// A description for logs: `within this process`, `a rendezvous served elsewhere`, `a rendezvous served by this rank`.
+    /// Returns a description for logs: `within this process`, `a rendezvous served elsewhere`,
+    /// `a rendezvous served by this rank`.
     pub const fn description(&self) -> &'static str {
         match &self.kind {
             Kind::InProcess(_) => "within this process",
@@ -239,7 +240,7 @@ fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
     }
 }
 
-/// Another launcher started the ranks: rank 0 serves the rendezvous at `MASTER_ADDR`.
+/// Connects ranks that another launcher started: rank 0 serves the rendezvous at `MASTER_ADDR`.
 fn from_master_address(
     config: &Config,
     environment: &Environment,
@@ -292,7 +293,7 @@ fn connect_with_shared_secret(
                 let soon = deadline.min(Instant::now() + Duration::from_secs(1));
                 match Client::try_connect(server.clone(), secret, security.clone(), identity.clone(), soon) {
                     Ok(client) => return Ok(Kind::Client(client)),
-                    // The secret is right: no newer file will change this.
+                    // The secret is right: a newer file cannot change this.
                     Err(Unconnected { error, by_member: true }) => return Err(error),
                     Err(Unconnected { error, by_member: false }) => error,
                 }

@@ -1,8 +1,8 @@
-//! Decides who joins, what the store holds and who waits for what. No sockets, clock or threads here.
+//! Decides on admission, the contents of the store, and waiting requests. No sockets, clock or threads here.
 //!
-//! [`Core::handle`] takes an [`Event`] and the time since the job began, and returns which requests to answer and how. The
-//! caller numbers requests with a [`RequestId`]; [`Core::next_deadline`] says when to call again with [`Event::Tick`].
-//! Everything belongs to an epoch: a request of another epoch is refused.
+//! [`Core::handle`] takes an [`Event`] and the time since the job began, and returns the requests to answer, with their
+//! replies. The caller numbers requests with a [`RequestId`]; [`Core::next_deadline`] says when to call again with
+//! [`Event::Tick`]. Everything belongs to an epoch: a request of another epoch is refused.
 
 mod admission;
 mod event;
@@ -23,7 +23,7 @@ pub(crate) use self::event::{
 use self::key_values::{ENTRY_OVERHEAD, MAX_STORE};
 use self::key_values::{KeyValues, check_key};
 
-/// What a pending request waits for.
+/// The event that a pending request waits for.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 enum Wait {
@@ -51,7 +51,7 @@ pub(crate) struct Core {
     epoch: Epoch,
     admission: Admission,
     joined: Option<Joined>,
-    /// Why joining and waiting are refused for the rest of this epoch.
+    /// The reason why joining and waiting are refused for the rest of this epoch.
     closed: Option<Refusal>,
     values: KeyValues,
     barriers: HashMap<String, BTreeMap<Rank, RequestId>>,
@@ -62,7 +62,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// A rendezvous for `world_size` ranks that run `version`, in this epoch.
+    /// Creates a rendezvous for `world_size` ranks that run `version`, in this epoch.
     pub(crate) fn new(world_size: u32, version: impl Into<String>, epoch: Epoch) -> Self {
         Self {
             world_size,
@@ -80,32 +80,32 @@ impl Core {
         }
     }
 
-    /// What every rank receives, once all have joined.
+    /// Returns the data that every rank receives, once all have joined.
     pub(crate) const fn joined(&self) -> Option<&Joined> {
         self.joined.as_ref()
     }
 
-    /// The current epoch.
+    /// Returns the current epoch.
     pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// What ranks reported in this epoch: the first report of each.
+    /// Returns the reports of ranks in this epoch: the first report of each.
     pub(crate) const fn reports(&self) -> &BTreeMap<Rank, Report> {
         &self.reports
     }
 
-    /// A counter of the store; 0 if nobody has counted.
+    /// Returns a counter of the store; 0 if it does not exist.
     pub(crate) fn counter(&self, key: &str) -> i64 {
         self.values.sum(key, 0).unwrap_or(0)
     }
 
-    /// When [`Event::Tick`] is due.
+    /// Returns the time at which [`Event::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(time, _)| *time)
     }
 
-    /// The number of pending requests.
+    /// Returns the number of pending requests.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn waiting(&self) -> usize {
         self.waits.len()
@@ -113,7 +113,7 @@ impl Core {
 
     /// Takes an event and returns the replies to send.
     pub(crate) fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
-        // Expire first: an event after the deadline must not complete a request that is already late.
+        // Expire first: an event after the deadline must not complete a request that is already overdue.
         let mut actions = self.expire(now);
         match event {
             Event::Join(request, join) => self.join(now, request, join, &mut actions),
@@ -291,8 +291,8 @@ impl Core {
         }
     }
 
-    /// Expires requests that have reached their deadline. An expired join or barrier fails for all ranks that wait there,
-    /// since it can no longer complete; an expired key fails only for the request that waited.
+    /// Expires requests that have reached their deadline. An expired join or barrier fails for all ranks that wait there, since
+    /// it can no longer complete; an expired key fails only for the request that waited.
     fn expire(&mut self, now: Time) -> Vec<Action> {
         let mut actions = Vec::new();
         while let Some(&(deadline, request)) = self.deadlines.first()

@@ -1,5 +1,5 @@
-//! Each end of a connection proves that it knows the job's secret, before a word of HTTP/2 is parsed, and again inside the
-//! encrypted channel, if there is one.
+//! Mutual authentication of a connection: each end proves that it knows the job's secret, before any HTTP/2 is parsed, and
+//! again inside the encrypted channel, if there is one.
 //!
 //! ```text
 //! client → server   "RYZCTL" version protection  nonce(32)                                          40 bytes
@@ -12,8 +12,8 @@
 //!
 //! HMAC is HMAC-SHA-256 with the secret; an opening is the first 40 bytes of an end. All lengths are fixed, so no byte from an
 //! unauthenticated peer becomes a length or an allocation. The secret itself is never sent. Fresh nonces prevent replay, and
-//! different labels prevent reflection. The binding is the channel's own exported key: two channels that somebody in between
-//! decrypts have two, so neither end accepts the other's proof.
+//! different labels prevent reflection. The binding is the channel's own exported key: an attacker in the middle who decrypts
+//! has two channels with different keys, so neither end accepts the other's proof.
 
 use hmac::{Hmac, KeyInit, Mac};
 use ryzanstein_process_group::security::{Binding, Mismatch, Protection, Secured, Security, SecurityError};
@@ -21,10 +21,10 @@ use ryzanstein_process_group::{AdmissionToken, Secret};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Protocol and version.
+/// Magic number of the protocol, and its version.
 const MAGIC: [u8; 7] = *b"RYZCTL\x02";
 
-/// Why a handshake failed.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The connection broke.
@@ -63,7 +63,7 @@ impl From<SecurityError> for HandshakeError {
 }
 
 impl HandshakeError {
-    /// In one word, for the counter of refused connections.
+    /// Returns the reason in one word, for the counter of refused connections.
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Io(_) => "broken",
@@ -75,18 +75,18 @@ impl HandshakeError {
         }
     }
 
-    /// Whether the other end has proved that it knows the secret.
+    /// Returns true if the other end has proved that it knows the secret.
     pub const fn is_of_a_member(&self) -> bool {
         matches!(self, Self::Intercepted | Self::Mismatch(_) | Self::Security(_))
     }
 
-    /// What it means that this came where an answer of TLS was due.
+    /// Converts an error in place of a reply inside the TLS channel.
     fn inside(error: std::io::Error) -> Self {
         SecurityError::from(error).into()
     }
 }
 
-/// What an end says first.
+/// The first message of an end.
 type Opening = [u8; 40];
 
 fn opening(protection: Protection) -> std::io::Result<Opening> {
@@ -97,13 +97,13 @@ fn opening(protection: Protection) -> std::io::Result<Opening> {
     Ok(bytes)
 }
 
-/// How the other end protects the connection.
+/// Returns the protection that the other end uses for the connection.
 fn read_preface(bytes: [u8; 8]) -> Result<Protection, HandshakeError> {
     let protection = (bytes[..7] == MAGIC).then(|| Protection::from_byte(bytes[7])).flatten();
     protection.ok_or(HandshakeError::NotARendezvous)
 }
 
-/// What the two ends have said first, and the secret that they prove.
+/// The openings of the two ends, and the secret that they prove.
 struct Proofs<'a> {
     secret: &'a Secret,
     client: Opening,
@@ -126,13 +126,14 @@ impl Proofs<'_> {
         self.mac(label, binding).finalize().into_bytes().into()
     }
 
-    /// Compares in constant time.
+    /// Verifies a proof in constant time.
     fn is_right(&self, label: &str, binding: Option<&Binding>, proof: &[u8; 32]) -> bool {
         self.mac(label, binding).verify_slice(proof).is_ok()
     }
 }
 
-/// The server's side. `protection` is that of the address that accepts. A client that knows the secret leaves its admission.
+/// Runs the server's side. `protection` is that of the address that accepts. A client that knows the secret leaves its
+/// admission.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     secret: &Secret,
@@ -149,7 +150,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     stream.write_all(&[&proofs.server[..], &proofs.make("server", None)].concat()).await?;
     let mut proof = [0; 32];
     stream.read_exact(&mut proof).await.map_err(|error| match error.kind() {
-        // A client that finds the server's proof wrong.
+        // The client finds the server's proof wrong and disconnects.
         std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => HandshakeError::NoProof,
         _ => error.into(),
     })?;
@@ -170,7 +171,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     Ok(stream)
 }
 
-/// The client's side. `protection` is that of the address it has connected to.
+/// Runs the client's side. `protection` is that of the address it has connected to.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     secret: &Secret,
@@ -183,7 +184,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let (preface, nonce) = server.split_first_chunk_mut::<8>().expect("an opening is longer");
     let there = match stream.read_exact(preface).await {
         Ok(_) => read_preface(*preface)?,
-        // It closed the connection on our opening: another protocol, or another version.
+        // The server closed the connection after our opening: another protocol, or another version.
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             return Err(HandshakeError::NotARendezvous);
         }
@@ -195,7 +196,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     if !proofs.is_right("server", None, &proof) {
         return Err(HandshakeError::WrongSecret);
     }
-    // Also to a server with other settings, which can then say so too.
+    // Also to a server with other settings, which can then report them too.
     stream.write_all(&proofs.make("client", None)).await?;
     Security::agree(protection, there)?;
 
@@ -287,7 +288,7 @@ mod tests {
         assert!(matches!(refused, Err(HandshakeError::NotARendezvous)));
     }
 
-    /// Passes the proofs on, and stands between two encrypted channels.
+    /// Forwards the proofs, in the middle between two encrypted channels.
     #[tokio::test(flavor = "current_thread")]
     async fn somebody_in_between_who_decrypts_is_refused_by_both_ends() {
         let (secret, security, admission) = (Secret::random(), security(), AdmissionToken::default());
@@ -301,7 +302,7 @@ mod tests {
             towards_client.write_all(&pass).await.unwrap();
             towards_client.read_exact(&mut pass[..32]).await.unwrap();
             towards_server.write_all(&pass[..32]).await.unwrap();
-            // An end of its own on each side, with a key of its own.
+            // A separate end on each side, with its own key.
             let own = self::tests::security();
             let (client, server) = tokio::join!(
                 own.accept(Protection::Encrypted, towards_client),
@@ -321,7 +322,7 @@ mod tests {
         };
         let ((), client, server) = tokio::join!(middle, client, server);
         assert!(matches!(server, HandshakeError::Intercepted), "{server}");
-        // The server hangs up on the client before it answers.
+        // The server disconnects from the client before it answers.
         assert!(matches!(client, HandshakeError::Io(_) | HandshakeError::Intercepted), "{client}");
     }
 }

@@ -1,4 +1,4 @@
-//! Rank 0 that serves the rendezvous, where `ryz launch` did not start the ranks.
+//! The server of the rendezvous in rank 0, if `ryz launch` did not start the ranks.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,19 +12,19 @@ use super::client::{Client, Identity};
 use super::server::Server;
 use super::{listen, secret};
 
-/// How long rank 0 waits at the end for the others to disconnect.
+/// Timeout of rank 0 for the others to disconnect at the end.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The server in this process, and this rank's own connection to it.
 pub(super) struct Host {
-    /// Taken on drop only.
+    /// Taken only by drop.
     client: Option<Client>,
     server: Server,
     secret_file: Option<PathBuf>,
 }
 
 impl Host {
-    /// Serves at `address`, with the secret that is given, or with a fresh one that it leaves in the file.
+    /// Serves at `address`, with the given secret, or with a fresh one that it leaves in the file.
     pub(super) fn start(
         config: &Config,
         identity: Identity,
@@ -70,7 +70,7 @@ impl Drop for Host {
             let _ = std::fs::remove_file(path);
         }
         drop(self.client.take());
-        // Others may still wait for an answer.
+        // Other ranks may still wait for an answer.
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while self.server.connections() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));

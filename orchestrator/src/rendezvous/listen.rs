@@ -12,7 +12,7 @@ const BACKLOG: i32 = 4096;
 /// Binds and listens.
 ///
 /// # Errors
-/// The operating system's; see [`explain`].
+/// Returns the operating system's error; see [`explain`].
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // Allows a port in TIME_WAIT from a job that just ended, but not one that another process listens on.
@@ -22,7 +22,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Why an address could not be bound, and what to do. `setting` is where the user set it.
+/// Explains why an address could not be bound, with a remedy. `setting` is the place where the user set it.
 pub fn explain(server: &HostPort, error: &io::Error, setting: &str) -> String {
     let port = server.port();
     match error.kind() {

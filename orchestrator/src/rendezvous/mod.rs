@@ -1,4 +1,4 @@
-//! How the processes of a job find each other.
+//! The rendezvous, at which the processes of a job find each other.
 //!
 //! [`connect()`] finds the rendezvous of this process and connects to it; [`Server`] serves one. `core` makes
 //! every decision and does no I/O.

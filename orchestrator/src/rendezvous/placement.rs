@@ -1,4 +1,4 @@
-//! PURE: which rank of which job another launcher made this process, from the variables that the launcher set.
+//! PURE: the rank and the job that another launcher gave this process, from the variables that the launcher set.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use ryzanstein_process_group::{Error, Result};
 
 use super::Environment;
 
-/// Where a launcher put this process, as far as it tells.
+/// The place that a launcher gave this process, as far as its variables tell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// Who said so.
+    /// The launcher that set the variables.
     pub launcher: LauncherChoice,
     /// The rank, from 0.
     pub rank: u32,
@@ -22,7 +22,7 @@ pub struct Placement {
     pub node_rank: Option<u32>,
     /// The host of rank 0, where the ranks meet.
     pub host: Option<String>,
-    /// The port of that.
+    /// The port on that host.
     pub port: Option<u16>,
 }
 
@@ -33,18 +33,18 @@ impl fmt::Display for Placement {
     }
 }
 
-/// The first port of those derived from a job's number: behind those that Linux gives to outgoing connections.
+/// The first of the ports that are derived from a job's number: after those that Linux gives to outgoing connections.
 const FIRST_PORT: u16 = 61440;
-/// How many there are.
+/// Number of those ports.
 const PORTS: u64 = 4096;
-/// The port in a pod, whose ports are its own; torchrun's.
+/// The port in a pod, whose ports are not shared; the same as torchrun's.
 const POD_PORT: u16 = 29500;
 
-/// What a launcher's variables say: nothing where they are not there.
+/// Reads a launcher's variables; `None` if they are not set.
 type Reader = fn(&Environment) -> Result<Option<Placement>>;
 
-/// Every launcher but torchrun, whose names are those that the others are translated to. Processes of an earlier one may have
-/// been started within a later one.
+/// All launchers except torchrun, whose names are the target of the translation. Processes of an earlier one may have been
+/// started within a later one.
 const READERS: [(LauncherChoice, Reader); 7] = [
     (LauncherChoice::OpenMpi, open_mpi),
     (LauncherChoice::Pmi, pmi),
@@ -55,11 +55,12 @@ const READERS: [(LauncherChoice, Reader); 7] = [
     (LauncherChoice::IndexedJob, indexed_job),
 ];
 
-/// The environment with torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT`)
-/// added, where another launcher said the same in its own. `MASTER_ADDR` and `MASTER_PORT` of the user's stay.
+/// Returns the environment with torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `GROUP_RANK`, `MASTER_ADDR`,
+/// `MASTER_PORT`) added, if another launcher gave the same facts in its own variables. The user's `MASTER_ADDR` and
+/// `MASTER_PORT` stay.
 ///
 /// # Errors
-/// As [`detect`].
+/// Returns the errors of [`detect`].
 pub fn translated(config: &Config, environment: &Environment) -> Result<Environment> {
     let mut environment = environment.clone();
     let Some(placement) = detect(config.rendezvous.launcher, &environment)? else { return Ok(environment) };
@@ -72,7 +73,7 @@ pub fn translated(config: &Config, environment: &Environment) -> Result<Environm
         ("MASTER_ADDR", placement.host.clone()),
         ("MASTER_PORT", placement.port.map(|port| port.to_string())),
     ];
-    // An override takes the place of what else is set, but for where the ranks meet.
+    // An override replaces all other variables, except for the address where the ranks meet.
     let is_named = config.rendezvous.launcher != LauncherChoice::Auto;
     for (name, value) in variables {
         let Some(value) = value else { continue };
@@ -90,12 +91,12 @@ pub fn translated(config: &Config, environment: &Environment) -> Result<Environm
     Ok(environment)
 }
 
-/// Finds out where the launcher `choice`, or any, put this process. `None` for an ordinary process, for a task that is alone,
-/// for a rank of `ryz launch`, and where torchrun's variables say everything.
+/// Detects the placement of this process by the launcher `choice`, or by any. `None` for an ordinary process, for a single
+/// task, for a rank of `ryz launch`, and if torchrun's variables are complete.
 ///
 /// # Errors
-/// [`Error::Configuration`] when a variable is no number, when launchers contradict each other, or when `choice` names one that
-/// has set nothing.
+/// [`Error::Configuration`] when a variable is not a number, when launchers contradict each other, or when `choice` names one
+/// that has set nothing.
 pub fn detect(choice: LauncherChoice, environment: &Environment) -> Result<Option<Placement>> {
     if environment.contains_key("RYZ_RENDEZVOUS") {
         return Ok(None);
@@ -116,7 +117,7 @@ pub fn detect(choice: LauncherChoice, environment: &Environment) -> Result<Optio
 }
 
 fn any(environment: &Environment) -> Result<Option<Placement>> {
-    // torchrun may run within any other launcher, once a node: its own say holds.
+    // torchrun may run within any other launcher, once a node: its own variables take precedence.
     if environment.contains_key("TORCHELASTIC_RUN_ID") {
         return Ok(None);
     }
@@ -133,7 +134,7 @@ fn any(environment: &Environment) -> Result<Option<Placement>> {
     if found.iter().any(|placement| !is_pod(placement.launcher)) {
         found.retain(|placement| !is_pod(placement.launcher));
     }
-    // A task alone is an ordinary process, whoever started it.
+    // A single task is an ordinary process, whatever its launcher.
     if found.iter().any(|placement| placement.world_size == Some(1)) {
         found.retain(|placement| placement.world_size.is_some_and(|ranks| ranks > 1));
     }
@@ -147,7 +148,7 @@ fn any(environment: &Environment) -> Result<Option<Placement>> {
             )));
         }
     }
-    // What was said by hand is complete, or an error that names what is missing.
+    // Variables set by hand are complete, or an error names the missing ones.
     if by_hand.is_some() {
         return Ok(None);
     }
@@ -173,7 +174,7 @@ fn contradicts(one: &Placement, other: &Placement) -> bool {
     one.rank != other.rank || sizes.is_some_and(|(one, other)| one != other)
 }
 
-/// What torchrun's variables say, if they were not set by torchrun.
+/// Reads torchrun's variables, if torchrun did not set them.
 fn by_hand(environment: &Environment) -> Result<Option<Placement>> {
     let Some(rank) = number(environment, "RANK")? else { return Ok(None) };
     Ok(Some(Placement { world_size: world_size(environment), ..placement(LauncherChoice::Torchrun, rank) }))
@@ -190,17 +191,17 @@ fn number(environment: &Environment, name: &str) -> Result<Option<u32>> {
         .map_err(|_| Error::Configuration(format!("{name} is `{text}`, not a whole number")))
 }
 
-/// The number of ranks that the user set; one that is wrong is refused later, with all that is expected of it.
+/// Returns the number of ranks that the user set. A wrong number is refused later, with the list of valid values.
 fn world_size(environment: &Environment) -> Option<u32> {
     environment.get("WORLD_SIZE")?.parse().ok()
 }
 
-/// Where all ranks are on one host, they meet there.
+/// Returns the loopback address if all ranks are on one host, where they meet.
 fn loopback(is_one_host: bool) -> Option<String> {
     is_one_host.then(|| "127.0.0.1".into())
 }
 
-/// A port that every rank of a job derives alike from what names the job. Two jobs may get the same one: then one of them fails
+/// Derives a port from the identity of a job, the same on every rank. Two jobs may get the same port: then one of them fails
 /// and names it.
 fn port_of(job: &str) -> u16 {
     // FNV-1a.
@@ -210,7 +211,8 @@ fn port_of(job: &str) -> u16 {
     FIRST_PORT + (hash % PORTS) as u16
 }
 
-/// Open MPI. `OMPI_COMM_WORLD_NODE_RANK` is not the rank of the node, but that of the process on it, over all jobs.
+/// Reads the variables of Open MPI. `OMPI_COMM_WORLD_NODE_RANK` is not the rank of the node, but that of the process on it,
+/// over all jobs.
 fn open_mpi(environment: &Environment) -> Result<Option<Placement>> {
     let Some(rank) = number(environment, "OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let world_size = number(environment, "OMPI_COMM_WORLD_SIZE")?;
@@ -224,7 +226,7 @@ fn open_mpi(environment: &Environment) -> Result<Option<Placement>> {
     }))
 }
 
-/// MPICH's Hydra and Intel MPI, or `srun --mpi=pmi2`.
+/// Reads the variables of MPICH's Hydra and Intel MPI, or of `srun --mpi=pmi2`.
 fn pmi(environment: &Environment) -> Result<Option<Placement>> {
     let Some(rank) = number(environment, "PMI_RANK")? else { return Ok(None) };
     let world_size = number(environment, "PMI_SIZE")?;
@@ -237,7 +239,7 @@ fn pmi(environment: &Environment) -> Result<Option<Placement>> {
     }))
 }
 
-/// Any launcher with PMIx: `prterun`, or `srun --mpi=pmix`. The number of ranks is no variable.
+/// Reads the variables of any launcher with PMIx: `prterun`, or `srun --mpi=pmix`. The number of ranks is not among them.
 fn pmix(environment: &Environment) -> Result<Option<Placement>> {
     let Some(rank) = number(environment, "PMIX_RANK")? else { return Ok(None) };
     Ok(Some(Placement {
@@ -247,7 +249,7 @@ fn pmix(environment: &Environment) -> Result<Option<Placement>> {
     }))
 }
 
-/// `srun`. A batch script has some of these too, but no step.
+/// Reads the variables of `srun`. A batch script has some of these too, but no step.
 fn slurm(environment: &Environment) -> Result<Option<Placement>> {
     let (Some(step), Some(rank)) = (environment.get("SLURM_STEP_ID"), number(environment, "SLURM_PROCID")?)
     else {
@@ -270,7 +272,7 @@ fn slurm(environment: &Environment) -> Result<Option<Placement>> {
     }))
 }
 
-/// The first of Slurm's list of hosts: `n01` of `n[01-04,7],m1`.
+/// Returns the first of Slurm's list of hosts: `n01` of `n[01-04,7],m1`.
 fn first_host(list: &str) -> String {
     let (mut host, mut in_brackets, mut is_past) = (String::new(), false, false);
     for c in list.chars() {
@@ -278,7 +280,7 @@ fn first_host(list: &str) -> String {
             '[' => (in_brackets, is_past) = (true, false),
             ']' => in_brackets = false,
             ',' if !in_brackets => break,
-            // Behind the first of a range or list.
+            // After the first of a range or list.
             '-' | ',' if in_brackets => is_past = true,
             _ if in_brackets && is_past => {}
             c => host.push(c),
@@ -287,7 +289,7 @@ fn first_host(list: &str) -> String {
     host
 }
 
-/// A pod of a LeaderWorkerSet is a rank.
+/// Reads the variables of a LeaderWorkerSet, each pod of which is a rank.
 fn leader_worker_set(environment: &Environment) -> Result<Option<Placement>> {
     let Some(rank) = number(environment, "LWS_WORKER_INDEX")? else { return Ok(None) };
     Ok(Some(Placement {
@@ -297,11 +299,11 @@ fn leader_worker_set(environment: &Environment) -> Result<Option<Placement>> {
     }))
 }
 
-/// A pod of Kubeflow's trainer is a rank, unless it is to run several.
+/// Reads the variables of Kubeflow's trainer, each pod of which is a rank, unless it is to run several.
 fn kubeflow(environment: &Environment) -> Result<Option<Placement>> {
     let Some(rank) = number(environment, "PET_NODE_RANK")? else { return Ok(None) };
     if let Some(on_each) = environment.get("PET_NPROC_PER_NODE").filter(|on_each| *on_each != "1") {
-        // Ranks that were numbered otherwise need no more.
+        // Ranks that have been numbered by another launcher need no more.
         if environment.contains_key("RANK") {
             return Ok(None);
         }
@@ -320,7 +322,8 @@ fn kubeflow(environment: &Environment) -> Result<Option<Placement>> {
     }))
 }
 
-/// A pod of an indexed Job is a rank where something says that there are others: many such Jobs are lists of work.
+/// Reads the variables of an indexed Job. Its pod is a rank only if a variable says that there are others: many such Jobs are
+/// lists of work.
 fn indexed_job(environment: &Environment) -> Result<Option<Placement>> {
     if !environment.contains_key("MASTER_ADDR") {
         return Ok(None);
@@ -329,7 +332,7 @@ fn indexed_job(environment: &Environment) -> Result<Option<Placement>> {
     Ok(Some(Placement { world_size: world_size(environment), ..pod(LauncherChoice::IndexedJob, rank) }))
 }
 
-/// A pod with one rank. It counts as a host of its own.
+/// Returns the placement of a pod with one rank. It counts as a separate host.
 fn pod(launcher: LauncherChoice, rank: u32) -> Placement {
     let (local_rank, node_rank) = (Some(0), Some(rank));
     Placement { local_rank, node_rank, port: Some(POD_PORT), ..placement(launcher, rank) }

@@ -14,24 +14,24 @@ use tonic::{Response, Status};
 
 use crate::control::JoinReply;
 
-/// The number of `JoinReply.roster`.
+/// Field number of `JoinReply.roster`.
 const ROSTER: u32 = 3;
 
-/// What a reply carries to [`attach`].
+/// The roster of a reply, for [`attach`].
 #[derive(Clone)]
 struct Roster {
     rank: Rank,
     encoded: Bytes,
 }
 
-/// The reply to a rank that has joined. [`attach`] adds the roster.
+/// Returns the reply to a rank that has joined. [`attach`] adds the roster.
 pub(super) fn reply(rank: Rank, encoded: Bytes) -> Response<JoinReply> {
     let mut response = Response::new(JoinReply::default());
     response.extensions_mut().insert(Roster { rank, encoded });
     response
 }
 
-/// Puts the message with the roster in the place of the one that tonic has encoded, where there is one to send.
+/// Replaces the message that tonic has encoded by one with the roster, if there is one to send.
 pub(super) fn attach(mut response: http::Response<Body>) -> http::Response<Body> {
     match response.extensions_mut().remove::<Roster>() {
         Some(roster) => response.map(|body| Body::new(RosterBody::new(roster, body))),
@@ -39,7 +39,7 @@ pub(super) fn attach(mut response: http::Response<Body>) -> http::Response<Body>
     }
 }
 
-/// A message of gRPC in two frames, of which the second is shared, then the trailers of another body.
+/// A gRPC message in two frames, of which the second is shared, then the trailers of another body.
 struct RosterBody {
     frames: std::array::IntoIter<Bytes, 2>,
     trailers: Body,

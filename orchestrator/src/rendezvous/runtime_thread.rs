@@ -30,7 +30,7 @@ impl RuntimeThread {
         &self.handle
     }
 
-    /// Runs a future there and blocks for its result; `None` at the deadline, or when it panicked.
+    /// Runs a future there and blocks for its result; `None` at the deadline, or if it panicked.
     pub(super) fn block_on<T: Send + 'static>(
         &self,
         deadline: Instant,

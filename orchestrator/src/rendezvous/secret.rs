@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use ryzanstein_config::{FileError, file};
 use ryzanstein_process_group::Secret;
 
-/// Why the job's secret could not be read. Always the fault of how this process was set up.
+/// The reason why the job's secret could not be read. The cause is always the setup of this process.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// `RYZ_SECRET_FD` is not a descriptor's number.
@@ -23,17 +23,17 @@ pub enum SecretError {
          program that started it must leave descriptors open (in Python: close_fds=False)"
     )]
     NotInherited {
-        /// Its number.
+        /// Number of the descriptor.
         descriptor: u32,
-        /// Why not.
+        /// The cause.
         source: FileError,
     },
-    /// The descriptor holds something else.
+    /// The descriptor does not contain a secret.
     #[error("descriptor {descriptor} {source}")]
     Descriptor {
-        /// Its number.
+        /// Number of the descriptor.
         descriptor: u32,
-        /// What is wrong with the contents.
+        /// The error in the contents.
         source: ContentError,
     },
     /// The file cannot be opened.
@@ -52,7 +52,7 @@ pub enum SecretError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// A folder, a device or a pipe.
+    /// The path is a folder, a device or a pipe.
     #[error("the secret's file {} is not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// The file belongs to another user.
@@ -60,7 +60,7 @@ pub enum SecretError {
     WrongOwner {
         /// The file.
         path: PathBuf,
-        /// Whom it belongs to.
+        /// The owner of the file.
         owner: u32,
         /// The user of this process.
         user: u32,
@@ -76,23 +76,23 @@ pub enum SecretError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The file holds something else.
+    /// The file does not contain a secret.
     #[error("the secret's file {} {source}; {}", path.display(), how_to_make(path))]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the contents.
+        /// The error in the contents.
         source: ContentError,
     },
 }
 
-/// Why some bytes are not a secret.
+/// The reason why some bytes are not a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ContentError {
-    /// They cannot be read.
+    /// The bytes cannot be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// They are not 32 bytes or 64 hexadecimal digits, but so many bytes.
+    /// The bytes are not 32 bytes or 64 hexadecimal digits, but this number of bytes.
     #[error("holds {0} bytes, not a secret of 32 bytes or 64 hexadecimal digits")]
     NotASecret(usize),
 }
@@ -101,22 +101,22 @@ fn how_to_make(path: &Path) -> String {
     format!("make one with: (umask 077; head -c 32 /dev/urandom > {})", path.display())
 }
 
-/// Reads the secret behind an inherited descriptor, which stays open and can be read again by a child.
+/// Reads the secret from an inherited descriptor, which stays open and can be read again by a child.
 ///
 /// # Errors
-/// [`SecretError`] when this process did not inherit such a descriptor, or it holds something else.
+/// [`SecretError`] when this process did not inherit such a descriptor, or it contains something else.
 pub(crate) fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
     let descriptor: u32 = number.parse().map_err(|_| SecretError::NotADescriptor(number.to_owned()))?;
-    // Reopened through /proc, so that the position is this reader's own, and no raw descriptor is taken on trust.
+    // Reopened through /proc, so that the position is this reader's own, and no raw descriptor is trusted.
     let file = file::open(format!("/proc/self/fd/{descriptor}").as_ref())
         .map_err(|source| SecretError::NotInherited { descriptor, source })?;
     read(file).map_err(|source| SecretError::Descriptor { descriptor, source })
 }
 
-/// Reads the secret from a file: a regular one of this user, with mode 0600, that holds 32 bytes or 64 hexadecimal digits.
+/// Reads the secret from a file: a regular one of this user, with mode 0600, that contains 32 bytes or 64 hexadecimal digits.
 ///
 /// # Errors
-/// [`SecretError`] says what is wrong with the file, and how to make a good one.
+/// [`SecretError`] states the fault of the file, and the way to make a valid one.
 pub(crate) fn from_file(path: &Path) -> Result<Secret, SecretError> {
     let owned = || path.to_owned();
     let file = OpenOptions::new()
@@ -141,7 +141,7 @@ pub(crate) fn from_file(path: &Path) -> Result<Secret, SecretError> {
 
 fn read(file: impl Read) -> Result<Secret, ContentError> {
     let mut bytes = Vec::new();
-    // One more than the longest good form, with the newline of an editor.
+    // One more than the longest valid form, with the newline of an editor.
     file.take(66).read_to_end(&mut bytes)?;
     if let Ok(bytes) = <[u8; 32]>::try_from(bytes.as_slice()) {
         return Ok(Secret::new(bytes));
@@ -154,10 +154,10 @@ fn read(file: impl Read) -> Result<Secret, ContentError> {
     secret.ok_or(ContentError::NotASecret(bytes.len()))
 }
 
-/// An anonymous sealed file that holds the secret, for ranks to inherit.
+/// Returns an anonymous sealed file that contains the secret, for ranks to inherit.
 ///
 /// # Errors
-/// The operating system's.
+/// Returns the operating system's error.
 pub(crate) fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
     let descriptor = rustix::fs::memfd_create("ryz-secret", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(descriptor);
@@ -170,7 +170,7 @@ pub(crate) fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
 /// Writes the secret to a new file with mode 0600. Replaces an older file of that name, never writes into it.
 ///
 /// # Errors
-/// The operating system's.
+/// Returns the operating system's error.
 pub(crate) fn to_file(secret: &Secret, path: &Path) -> io::Result<()> {
     file::replace(path, secret.expose())
 }

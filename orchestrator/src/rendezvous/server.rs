@@ -1,4 +1,4 @@
-//! Serves a [`Core`] over gRPC: authenticates and bounds connections, feeds it events and sends its replies.
+//! Serves a [`Core`] over gRPC: authenticates and bounds connections, passes events to the core and sends its replies.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -23,20 +23,20 @@ use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
 use crate::status::wire as wire_status;
 
-/// Concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
+/// Maximum number of concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
 const REQUESTS_A_CONNECTION: u32 = 256;
 /// HTTP/2 keep-alive: a peer silent for this long is pinged, and dropped if it stays silent as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// The longest report of a heartbeat that is kept, in bytes: one of 64 groups with long names.
+/// Maximum length in bytes of the report of a heartbeat that is kept: one of 64 groups with long names.
 const LONGEST_REPORT: usize = 64 << 10;
 
 /// The last heartbeat of a rank.
 #[derive(Clone, Debug)]
 pub struct Beat {
-    /// When it came.
+    /// Time of its arrival.
     pub heard: Instant,
-    /// What it said.
+    /// Its contents.
     pub report: Arc<wire_status::Report>,
 }
 
@@ -53,7 +53,7 @@ impl Server {
     /// Serves on a listener that is already bound.
     ///
     /// # Errors
-    /// When the operating system gives no thread, or the listener cannot be used.
+    /// Fails when the operating system gives no thread, or the listener cannot be used.
     pub fn start(
         listener: TcpListener,
         secret: Secret,
@@ -79,7 +79,7 @@ impl Server {
         });
         let runtime = RuntimeThread::start("ryz-rendezvous")?;
         let listener = {
-            // A tokio listener belongs to the runtime in whose context it is made.
+            // A tokio listener belongs to the runtime in whose context it is created.
             let _context = runtime.handle().enter();
             tokio::net::TcpListener::from_std(listener)?
         };
@@ -105,23 +105,23 @@ impl Server {
         Ok(Self { shared, address, _runtime: runtime })
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The number of connections refused because they did not prove in time that they know the secret, and of requests of
-    /// another epoch.
+    /// Returns the number of connections refused because they did not prove in time that they know the secret, and of requests
+    /// of another epoch.
     pub fn refused(&self) -> u64 {
         self.shared.counts.refused()
     }
 
-    /// The number of authenticated connections.
+    /// Returns the number of authenticated connections.
     pub fn connections(&self) -> usize {
         self.shared.counts.connections()
     }
 
-    /// The last heartbeat of each rank that has sent one in this epoch.
+    /// Returns the last heartbeat of each rank that has sent one in this epoch.
     pub fn beats(&self) -> BTreeMap<Rank, Beat> {
         self.shared.state().beats.clone()
     }
@@ -132,32 +132,32 @@ impl Server {
         self.shared.state().beats.clear();
     }
 
-    /// Tells every rank that waits, now or later, that the job failed, and how.
+    /// Tells every rank that waits, now or later, that the job failed, and the reason.
     pub fn fail(&self, why: &str) {
         self.shared.tell(Event::JobFailed(why.to_owned()));
     }
 
-    /// A rank's process exited. If it has not joined, the ranks that wait for it are told.
+    /// Handles the exit of a rank's process. If the rank has not joined, the ranks that wait for it are told.
     pub fn rank_exited(&self, rank: Rank, how: &str) {
         self.shared.tell(Event::ProcessExited(rank, how.to_owned()));
     }
 
-    /// Whether all ranks have joined in this epoch.
+    /// Returns true if all ranks have joined in this epoch.
     pub fn joined(&self) -> bool {
         self.shared.state().core.joined().is_some()
     }
 
-    /// A counter of the store; 0 if nobody has counted.
+    /// Returns a counter of the store; 0 if it does not exist.
     pub(crate) fn counter(&self, key: &str) -> i64 {
         self.shared.state().core.counter(key)
     }
 
-    /// What this rank reported before it gave up.
+    /// Returns the report of this rank from before it gave up.
     pub fn report(&self, rank: Rank) -> Option<Report> {
         self.shared.state().core.reports().get(&rank).cloned()
     }
 
-    /// The first report of every rank that made one, in rank order.
+    /// Returns the first report of every rank that made one, in rank order.
     pub fn reports(&self) -> Vec<(Rank, Report)> {
         self.shared.state().core.reports().iter().map(|(rank, report)| (*rank, report.clone())).collect()
     }
@@ -170,7 +170,7 @@ struct State {
     requests_made: u64,
     /// The encoded roster, the same bytes for every rank.
     roster: Option<Bytes>,
-    /// Of this epoch.
+    /// The heartbeats of this epoch.
     beats: BTreeMap<Rank, Beat>,
 }
 
@@ -178,7 +178,7 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     started: Instant,
-    /// A deadline has been added.
+    /// Notified when a deadline has been added.
     deadline_added: Notify,
     counts: Arc<ConnectionCounts>,
 }
@@ -215,8 +215,8 @@ impl Shared {
         }
     }
 
-    /// Passes a request to the core and waits for its reply. If the client disconnects, this future is dropped, and the
-    /// core is told.
+    /// Passes a request to the core and waits for its reply. If the client disconnects, this future is dropped, and the core is
+    /// notified.
     async fn ask(self: &Arc<Self>, event: impl FnOnce(RequestId, Time) -> Event) -> Result<Reply, Refusal> {
         let (reply, answer) = oneshot::channel();
         let now = self.now();
@@ -246,7 +246,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Keeps a heartbeat in place of the rank's last one.
+    /// Replaces the rank's last heartbeat.
     fn keep(&self, epoch: Epoch, rank: Rank, report: wire_status::Report) -> Result<(), Refusal> {
         let heard = Instant::now();
         let mut state = self.state();
@@ -282,7 +282,7 @@ impl State {
     }
 }
 
-/// Tells the core if the client disconnects before the reply.
+/// Notifies the core if the client disconnects before the reply.
 struct PendingRequest<'a> {
     shared: &'a Shared,
     request: RequestId,

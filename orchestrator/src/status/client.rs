@@ -1,4 +1,4 @@
-//! The end of `ryz status`: finds the running jobs of this user and asks for their state.
+//! The client of `ryz status`: finds the running jobs of this user and requests their state.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -13,21 +13,21 @@ use super::folder::{self, FolderError};
 use super::wire::status_client::StatusClient;
 use super::wire::{GetRequest, Job};
 
-/// How long a launcher may take to answer. It may be busy for some seconds when the job ends.
+/// Timeout of a launcher's answer. It may be busy for some seconds when the job ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why the state of a job is not known.
+/// The reason why the state of a job is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusError {
     /// The folder of the sockets cannot be used.
     #[error("cannot look for running jobs: {0}")]
     Folder(#[from] FolderError),
-    /// A launcher is there and does not answer.
+    /// A launcher exists and does not answer.
     #[error("{path}: the launcher of this job does not answer: {why}; the file's name begins with the launcher's process id: inspect it with ps, or end it", path = .path.display())]
     Silent {
-        /// Its socket.
+        /// Path of the socket of the launcher.
         path: PathBuf,
-        /// What happened.
+        /// The failure.
         why: String,
     },
     /// The operating system refused something.
@@ -43,10 +43,10 @@ pub struct Client {
     runtime: Runtime,
 }
 
-/// The launchers of this user that run on this host, with sockets in `folder`.
+/// Returns the launchers of this user that run on this host, with sockets in `folder`.
 ///
 /// # Errors
-/// [`StatusError::Folder`] if the folder is not this user's alone; the system's.
+/// [`StatusError::Folder`] if the folder is not this user's alone; the system's error.
 pub fn find(folder: &Path) -> Result<Vec<Client>, StatusError> {
     folder::live(folder)?.into_iter().map(|(path, stream)| Client::new(path, stream)).collect()
 }
@@ -57,7 +57,7 @@ impl Client {
         stream.set_nonblocking(true)?;
         let mut first = Some(stream);
         let connector = tower::service_fn(move |_: Uri| {
-            // A job has one launcher. Who listens later is another.
+            // A job has one launcher. A later listener on the socket is another one.
             let stream = first.take().ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted));
             async move { stream.and_then(tokio::net::UnixStream::from_std).map(TokioIo::new) }
         });
@@ -71,10 +71,10 @@ impl Client {
         Ok(Self { path, stub: StatusClient::new(channel).max_decoding_message_size(64 << 20), runtime })
     }
 
-    /// The state of the job; none once it has ended.
+    /// Returns the state of the job; `None` once it has ended.
     ///
     /// # Errors
-    /// [`StatusError::Silent`] if the launcher is there and does not answer.
+    /// [`StatusError::Silent`] if the launcher exists and does not answer.
     pub fn job(&mut self) -> Result<Option<Job>, StatusError> {
         let Self { path, stub, runtime } = self;
         let silent = |why: String| StatusError::Silent { path: path.clone(), why };

@@ -1,6 +1,6 @@
-//! A launcher's end: serves the state of its job on a Unix socket.
+//! The server in a launcher: it serves the state of its job on a Unix socket.
 //!
-//! The services only pass questions on. The supervisor, which knows the answer, takes them between two events.
+//! The services only forward requests. The supervisor, which knows the answer, handles them between two events.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,7 +18,7 @@ use super::folder::{self, FolderError};
 use super::wire;
 use super::wire::status_server::{Status as StatusService, StatusServer};
 
-/// The name under which the health service tells of the job. The empty name is the endpoint itself.
+/// The name under which the health service reports on the job. The empty name is the endpoint itself.
 const JOB: &str = "job";
 
 type Accepted = mpsc::Sender<io::Result<tokio::net::UnixStream>>;
@@ -27,12 +27,12 @@ type Accepted = mpsc::Sender<io::Result<tokio::net::UnixStream>>;
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     socket: Bound,
-    /// It has gone, and no new one could be made, which was told.
+    /// True once the socket has gone and a new one could not be made, which has been reported.
     is_lost: bool,
     accepted: Accepted,
     questions: mpsc::Receiver<oneshot::Sender<wire::Job>>,
     health: HealthReporter,
-    /// What it was told last.
+    /// The health that was last reported.
     is_healthy: Option<bool>,
     accepting: JoinHandle<()>,
     serving: JoinHandle<()>,
@@ -42,10 +42,10 @@ impl Endpoint {
     /// Serves on the runtime of this thread.
     ///
     /// # Errors
-    /// When the folder is not this user's alone, or the system refuses the socket.
+    /// Fails when the folder is not this user's alone, or the system refuses the socket.
     pub(crate) fn serve(folder: &Path) -> Result<Self, FolderError> {
         let (socket, listener) = Bound::new(folder.to_owned())?;
-        // Removes what killed launchers left. What is wrong with other sockets is no concern of this one.
+        // Removes the sockets of killed launchers. Faults of other sockets do not concern this one.
         let _ = folder::live(folder);
         let (ask, questions) = mpsc::channel(16);
         let (accepted, incoming) = mpsc::channel(16);
@@ -69,10 +69,10 @@ impl Endpoint {
         Ok(Self { socket, is_lost, accepted, questions, health, is_healthy, accepting, serving })
     }
 
-    /// Makes the socket again if it has gone: cleaners of temporary folders remove what is old.
+    /// Makes the socket again if it has gone: cleaners of temporary folders remove old files.
     ///
     /// # Errors
-    /// The first time that it has gone and cannot be made again.
+    /// Fails the first time that the socket has gone and cannot be made again.
     pub(crate) fn renew(&mut self) -> Result<(), FolderError> {
         if self.socket.is_there() {
             return Ok(());
@@ -92,7 +92,7 @@ impl Endpoint {
         }
     }
 
-    /// Waits until somebody wants to know the state of the job.
+    /// Waits for a request for the state of the job.
     pub(crate) async fn asked(&mut self) -> oneshot::Sender<wire::Job> {
         match self.questions.recv().await {
             Some(question) => question,
@@ -100,7 +100,7 @@ impl Endpoint {
         }
     }
 
-    /// What the health service tells of the job. Who watches hears of changes only.
+    /// Sets the health that the health service reports of the job. Watchers are notified of changes only.
     pub(crate) async fn set_health(&mut self, is_healthy: bool) {
         if self.is_healthy.replace(is_healthy) == Some(is_healthy) {
             return;
@@ -125,7 +125,7 @@ struct Bound {
     inode: Option<Inode>,
 }
 
-/// Device and number.
+/// Device and number of an inode.
 type Inode = (u64, u64);
 
 fn inode(path: &Path) -> Option<Inode> {
@@ -141,7 +141,7 @@ impl Bound {
         Ok((Self { folder, path, inode }, listener))
     }
 
-    /// Nobody has removed it, or put another in its place.
+    /// Returns true if the socket is still in its place, neither removed nor replaced.
     fn is_there(&self) -> bool {
         self.inode.is_some() && inode(&self.path) == self.inode
     }
@@ -155,10 +155,10 @@ impl Drop for Bound {
     }
 }
 
-/// Listens under another name first: whoever finds the name finds a socket that listens.
+/// Listens under another name first: a client that finds the name finds a socket that listens.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let unfinished = path.with_extension("new");
-    // Of a killed process with the same id.
+    // The file of a killed process with the same id.
     let _ = std::fs::remove_file(&unfinished);
     let listener = UnixListener::bind(&unfinished)?;
     std::fs::rename(&unfinished, path)?;
@@ -171,7 +171,7 @@ async fn accept(listener: UnixListener, accepted: Accepted) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: do not spin.
+                // Most likely the process has no descriptors left: do not spin.
                 tracing::debug!(%error, "the status endpoint could not accept a connection");
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 continue;

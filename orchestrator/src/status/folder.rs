@@ -11,34 +11,34 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::rendezvous::Environment;
 
-/// What the name of a socket ends with.
+/// Suffix of the name of a socket.
 const SUFFIX: &str = "sock";
 
-/// Why the folder of the sockets cannot be used.
+/// The reason why the folder of the sockets cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    /// Others could put sockets of their own there, or see those of this user.
+    /// Others could put their own sockets there, or see those of this user.
     #[error("{folder} {why}; remove it, or set XDG_RUNTIME_DIR to a folder of your own with mode 0700", folder = .folder.display())]
     Refused {
         /// The folder.
         folder: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the folder.
         why: String,
     },
-    /// It lies in a folder of somebody else, who could move it away.
+    /// The folder lies in a folder of another user, who could move it away.
     #[error("{folder} belongs to user {owner}, not to user {user}; set XDG_RUNTIME_DIR to a folder of your own with mode 0700", folder = .folder.display())]
     Foreign {
-        /// What the folder of the sockets lies in.
+        /// The parent of the folder of the sockets.
         folder: PathBuf,
-        /// Whose it is.
+        /// Owner of that folder.
         owner: u32,
-        /// Who this process runs as.
+        /// User of this process.
         user: u32,
     },
     /// The operating system refused something.
     #[error("{path}: {source}", path = .path.display())]
     System {
-        /// The folder, or what is in it.
+        /// Path of the folder, or of a file in it.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -52,7 +52,7 @@ impl FolderError {
     }
 }
 
-/// Where this user's launchers leave their sockets: `ryz` in `XDG_RUNTIME_DIR`, or else `/tmp/ryz-UID`.
+/// Returns the folder for the sockets of this user's launchers: `ryz` in `XDG_RUNTIME_DIR`, or else `/tmp/ryz-UID`.
 pub fn folder(environment: &Environment) -> PathBuf {
     match environment.get("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => Path::new(folder).join("ryz"),
@@ -60,12 +60,12 @@ pub fn folder(environment: &Environment) -> PathBuf {
     }
 }
 
-/// The user of this process.
+/// Returns the user of this process.
 pub(super) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Makes the folder, if it is not there, and checks it.
+/// Makes the folder, if it does not exist, and checks it.
 pub(super) fn make(folder: &Path) -> Result<(), FolderError> {
     check_parent(folder)?;
     match DirBuilder::new().mode(0o700).create(folder) {
@@ -74,10 +74,10 @@ pub(super) fn make(folder: &Path) -> Result<(), FolderError> {
     }
 }
 
-/// Whether only this user can reach what is in the folder.
+/// Checks that only this user can access the contents of the folder.
 fn check(folder: &Path) -> Result<(), FolderError> {
     check_parent(folder)?;
-    // Not what a link points to: whoever made the link decides that.
+    // The link itself, not its target: the user who made the link decides the target.
     let metadata = std::fs::symlink_metadata(folder).map_err(FolderError::system(folder))?;
     match fault(&metadata.into(), user()) {
         Some(why) => Err(FolderError::Refused { folder: folder.to_owned(), why }),
@@ -85,7 +85,7 @@ fn check(folder: &Path) -> Result<(), FolderError> {
     }
 }
 
-/// Whether what the folder lies in belongs to this user, or to root. `sudo` may keep another user's `XDG_RUNTIME_DIR`.
+/// Checks that the parent of the folder belongs to this user, or to root. `sudo` may keep another user's `XDG_RUNTIME_DIR`.
 fn check_parent(folder: &Path) -> Result<(), FolderError> {
     let Some(parent) = folder.parent() else { return Ok(()) };
     let metadata = std::fs::metadata(parent).map_err(FolderError::system(parent))?;
@@ -96,12 +96,12 @@ fn check_parent(folder: &Path) -> Result<(), FolderError> {
     Ok(())
 }
 
-/// A sticky folder is `/tmp`, whose owner has no number in a user namespace.
+/// Returns true if another user owns the folder. A sticky folder is `/tmp`, whose owner has no number in a user namespace.
 const fn is_foreign(owner: u32, mode: u32, user: u32) -> bool {
     owner != user && owner != 0 && mode & 0o1000 == 0
 }
 
-/// What matters of a folder.
+/// The relevant metadata of a folder.
 struct Entry {
     is_folder: bool,
     owner: u32,
@@ -114,7 +114,7 @@ impl From<Metadata> for Entry {
     }
 }
 
-/// Why `user` must not trust it.
+/// Returns the reason why `user` must not trust the folder.
 fn fault(entry: &Entry, user: u32) -> Option<String> {
     if !entry.is_folder {
         return Some("is not a folder".into());
@@ -126,14 +126,14 @@ fn fault(entry: &Entry, user: u32) -> Option<String> {
         .then(|| format!("has mode {:04o}, so others can reach it; 0700 is needed", entry.mode))
 }
 
-/// The socket of the job that the process `pid` supervises. Containers may share the folder, and have a process of this id
-/// each: the number of the PID namespace tells them apart.
+/// Returns the socket of the job that the process `pid` supervises. Containers may share the folder, and have a process of this
+/// id each: the number of the PID namespace distinguishes them.
 pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
     let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino());
     folder.join(format!("{pid}-{namespace}.{SUFFIX}"))
 }
 
-/// The sockets on which somebody listens. Those that a killed launcher left are removed. None if there is no folder.
+/// Returns the sockets with a listener. Those that a killed launcher left are removed. Empty if there is no folder.
 pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderError> {
     match check(folder) {
         Err(FolderError::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -149,11 +149,11 @@ pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderEr
         }
         match connect(&path) {
             Ok(stream) => live.push((path, stream)),
-            // Nobody listens, and nobody will: a name is taken only by a socket that listens already.
+            // The socket has no listener, and never will: a name is taken only by a socket that listens already.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = std::fs::remove_file(&path);
             }
-            // It has gone, or its launcher is stopped and many have asked already.
+            // The socket has gone, or its launcher is stopped and has many pending requests.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(FolderError::system(&path)(error)),
         }
@@ -162,7 +162,7 @@ pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderEr
     Ok(live)
 }
 
-/// Does not wait for a launcher that is stopped.
+/// Connects without waiting for a launcher that is stopped.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     socket.connect(&SockAddr::unix(path)?)?;

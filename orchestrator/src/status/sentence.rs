@@ -1,9 +1,9 @@
-//! How the launcher and `ryz status` say the same things.
+//! The common phrases of the launcher and `ryz status`.
 
 use super::wire::{CurrentCall, NoProgress};
 use crate::plural;
 
-/// `it has not begun call 41 (all_reduce) of group 'world', in which 3 ranks have waited for 5 s`
+/// Formats a phrase: `it has not begun call 41 (all_reduce) of group 'world', in which 3 ranks have waited for 5 s`.
 pub(crate) fn no_progress(call: &NoProgress, own: Option<&(String, CurrentCall)>) -> String {
     let NoProgress { group, call, operation, waiting, waited_ms } = call;
     let have = if *waiting == 1 { "has" } else { "have" };
@@ -18,7 +18,7 @@ pub(crate) fn no_progress(call: &NoProgress, own: Option<&(String, CurrentCall)>
     )
 }
 
-/// `S (sleeping)`
+/// Formats the state of a process: `S (sleeping)`.
 pub(crate) fn process_state(letter: char) -> String {
     let meaning = match letter {
         'R' => " (running)",

@@ -1,4 +1,4 @@
-//! The state of jobs as tables and as JSON. What is not known is a dash, or null.
+//! The state of jobs as tables and as JSON. Unknown values are a dash, or null.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use super::wire::{Group, Job, Rank, Report, State};
 use crate::plural;
 use crate::table::{self, Cell, Column, Screen, Tone};
 
-/// What is not known.
+/// Text of an unknown value.
 const UNKNOWN: &str = "-";
 
-/// The jobs in one line each, for choosing one.
+/// Formats the jobs in one line each, so that the user can choose one.
 pub fn list(jobs: &[Job], screen: Screen) -> String {
     let columns = [
         Column::left("job"),
@@ -46,7 +46,7 @@ pub fn list(jobs: &[Job], screen: Screen) -> String {
     table::table(&columns, &rows, screen)
 }
 
-/// One job: a line about it, a row for each rank, and what is wrong. At most `rows` ranks, those with trouble first.
+/// Formats one job: a line about it, a row for each rank, and the troubles. At most `rows` ranks, those with trouble first.
 pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
     let (ranks, up) = (plural(job.world_size as usize, "rank"), milliseconds(job.uptime_ms));
     let head =
@@ -67,7 +67,7 @@ pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
     text
 }
 
-/// So many ranks, those with trouble first, in rank order.
+/// Chooses at most `most` ranks, those with trouble first, in rank order.
 fn choose(ranks: &[Rank], most: usize) -> Vec<&Rank> {
     let mut chosen: Vec<&Rank> = ranks.iter().collect();
     chosen.sort_by_key(|rank| !is_wrong(rank));
@@ -139,12 +139,12 @@ fn gpu_cells(report: Option<&Report>) -> [Cell; 3] {
     ]
 }
 
-/// The group that a rank is in a call of; otherwise the one with the most calls.
+/// Returns the group in a call of which a rank is; otherwise the group with the most calls.
 fn busiest(report: &Report) -> Option<&Group> {
     report.groups.iter().max_by_key(|group| (group.current.is_some(), group.calls, group.begun))
 }
 
-/// `world 41 all_reduce`
+/// Formats the last call: `world 41 all_reduce`.
 fn last_call(group: &Group) -> String {
     let call = match (&group.current, group.begun, &group.operation) {
         (Some(call), ..) => format!("{} {}", call.number, call.operation),
@@ -192,7 +192,7 @@ fn is_wrong(rank: &Rank) -> bool {
         }
 }
 
-/// What follows the rank in a sentence, if something is wrong.
+/// Returns the explanation that follows the rank in a sentence, if it has trouble.
 fn explain(rank: &Rank) -> Option<String> {
     match rank.state() {
         State::NoProgress => rank
@@ -235,7 +235,7 @@ fn or_dash(text: Option<String>) -> Cell {
     text.map_or_else(|| UNKNOWN.into(), Cell::from)
 }
 
-/// One line: every job with everything that is known.
+/// Formats one line: every job with all known values.
 pub fn json(jobs: &[Job]) -> String {
     json!({ "jobs": jobs.iter().map(job_json).collect::<Vec<_>>() }).to_string()
 }

@@ -9,5 +9,5 @@ mod generated;
 
 pub use generated::*;
 
-/// The same, as servers describe themselves to clients that have no `.proto`.
+/// The descriptors of the messages, for clients that have no `.proto`.
 pub const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");

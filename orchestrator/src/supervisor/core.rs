@@ -1,5 +1,5 @@
-//! Decides what happens to a job when ranks exit: which failure was first, whom to tell, when to kill, and whether to
-//! restart. No processes, signals or clock here.
+//! Decides the fate of a job when ranks exit: the first failure, whom to notify, when to kill, and whether to restart. No
+//! processes, signals or clock here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,9 +11,9 @@ pub(crate) const DO_NOT_RESTART: i32 = 2;
 
 /// Signal numbers, the same on every Linux.
 pub(crate) mod signal {
-    /// The terminal was closed.
+    /// Sent when the terminal was closed.
     pub(crate) const HANGUP: i32 = 1;
-    /// Ctrl-C.
+    /// Sent by Ctrl-C.
     pub(crate) const INTERRUPT: i32 = 2;
     /// Cannot be caught or ignored.
     pub(crate) const KILL: i32 = 9;
@@ -21,19 +21,19 @@ pub(crate) mod signal {
     pub(crate) const TERMINATE: i32 = 15;
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exit {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// This signal ended it.
+    /// This signal ended the process.
     Signal(i32),
-    /// It could not be started.
+    /// The process could not be started.
     NotStarted,
 }
 
 impl Exit {
-    /// As a shell reports it: 128 plus the signal for a process that a signal ended.
+    /// Returns the exit code as a shell reports it: 128 plus the signal for a process that a signal ended.
     pub(crate) const fn code(self) -> i32 {
         match self {
             Self::Code(code) => code,
@@ -42,7 +42,7 @@ impl Exit {
         }
     }
 
-    /// Whether it exited with code 0.
+    /// Returns true if the process exited with code 0.
     pub(crate) const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))
     }
@@ -53,39 +53,40 @@ impl Exit {
 pub(crate) struct Policy {
     /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// How long after the first failure the other ranks may exit by themselves, with an error of their own, before SIGTERM.
+    /// Time after the first failure in which the other ranks may exit by themselves, with an error of their own, before
+    /// SIGTERM.
     pub exit_window: Duration,
-    /// How many times the job may be restarted.
+    /// Maximum number of restarts of the job.
     pub max_restarts: u32,
 }
 
-/// Something that happened.
+/// An event of the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     /// A rank's process exited.
     Exited {
         /// The rank.
         rank: Rank,
-        /// How it exited.
+        /// Exit of the rank.
         exit: Exit,
         /// The rank whose failure caused this one, as the rank reported it.
         caused_by: Option<Rank>,
     },
     /// This signal stopped a rank's process: it runs no more until it is continued.
     Stopped(Rank, i32),
-    /// A stopped rank's process runs again.
+    /// The process of a stopped rank runs again.
     Continued(Rank),
-    /// The launcher received this signal: the job is to end.
+    /// The launcher received this signal: the job must end.
     Interrupted(i32),
     /// The launcher has died.
     LifelineClosed,
-    /// This node has lost touch with another one: the ranks can never finish.
+    /// This node has lost contact with another one: the ranks can never finish.
     CutOff,
     /// Time has passed.
     Tick,
 }
 
-/// Something to do.
+/// An action of the supervisor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     /// Start every rank in this epoch. No process of an earlier epoch is left.
@@ -98,27 +99,27 @@ pub(crate) enum Action {
     TellContinued(Rank),
     /// Send this signal to every rank's process group.
     Signal(i32),
-    /// Kill everything that descends from the launcher.
+    /// Kill all descendants of the launcher.
     Kill,
-    /// End what the ranks left behind, and tell the user that the job is restarted.
+    /// End all leftovers of the ranks, and tell the user that the job is restarted.
     Restart {
         /// The epoch that starts then.
         epoch: Epoch,
-        /// Counts from 1; again from 1 after an epoch that made progress.
+        /// Number of the restart, from 1; again from 1 after an epoch that made progress.
         number: u32,
-        /// How long until it starts.
+        /// Time until it starts.
         wait: Duration,
     },
     /// The job is over.
     Finish(Outcome),
 }
 
-/// How a job went.
+/// The outcome of a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Outcome {
     /// The last epoch.
     pub epoch: Epoch,
-    /// The rank that failed first, and how.
+    /// The rank that failed first, and its exit.
     pub first_failure: Option<FirstFailure>,
     /// The signal that asked the job to end.
     pub interrupted: Option<i32>,
@@ -129,9 +130,9 @@ pub(crate) struct Outcome {
 /// The failure that caused the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FirstFailure {
-    /// Whose it is.
+    /// The rank that failed.
     pub rank: Rank,
-    /// How it exited; `None` if it did not by itself: it is stopped, hangs, or is cut off from the others.
+    /// Exit of the rank; `None` if it did not exit by itself: it is stopped, hangs, or is cut off from the others.
     pub exit: Option<Exit>,
     /// The signal that stopped it, if it is stopped.
     pub stopped: Option<i32>,
@@ -141,15 +142,15 @@ pub(crate) struct FirstFailure {
     pub code: i32,
 }
 
-/// How and when one rank exited.
+/// Exit of one rank, with its time.
 #[derive(Clone, Copy, Debug)]
 struct ExitRecord {
     exit: Exit,
     caused_by: Option<Rank>,
-    /// When the supervisor saw it. Exits seen at the same time have no order.
+    /// Time at which the supervisor saw it. Exits seen at the same time have no order.
     seen: Duration,
     sequence: usize,
-    /// It exited after the supervisor had sent it a signal.
+    /// True if the rank exited after the supervisor had sent it a signal.
     requested: bool,
 }
 
@@ -167,22 +168,22 @@ enum Phase {
         again: Duration,
         give_up: Duration,
     },
-    /// All ranks have ended. The next epoch starts then.
+    /// All ranks have ended. The next epoch starts at this time.
     AwaitingRestart {
         until: Duration,
     },
     Finished,
 }
 
-/// Time between two rounds of killing.
+/// Interval between two rounds of killing.
 const KILL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long killed processes may take to disappear: the kernel can hold one in an uninterruptible wait for ever.
+/// Time for killed processes to disappear: the kernel can hold one in an uninterruptible wait for ever.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// The wait before the first restart; it doubles with each.
+/// Wait before the first restart; it doubles with each.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// The longest wait before a restart.
+/// Maximum wait before a restart.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// An epoch that ran for so long made progress: the restarts before it do not count any more.
+/// Duration from which on an epoch has made progress: the restarts before it do not count any more.
 const PROGRESS: Duration = Duration::from_secs(300);
 
 /// The state of one job.
@@ -192,19 +193,19 @@ pub(crate) struct Core {
     policy: Policy,
     ranks: Vec<Rank>,
     epoch: Epoch,
-    /// When this epoch began.
+    /// Time of the start of this epoch.
     began: Duration,
     restarts: u32,
     phase: Phase,
     exits: BTreeMap<Rank, ExitRecord>,
-    /// The ranks that are stopped, each with the signal that did it.
+    /// The stopped ranks, each with the signal that stopped it.
     stopped: BTreeMap<Rank, i32>,
     interrupted: Option<i32>,
     cut_off: bool,
 }
 
 impl Core {
-    /// The ranks of this node. Begin with [`Core::start`].
+    /// Creates the core for the ranks of this node. Begin with [`Core::start`].
     pub(crate) const fn new(ranks: Vec<Rank>, policy: Policy) -> Self {
         Self {
             policy,
@@ -220,12 +221,12 @@ impl Core {
         }
     }
 
-    /// The first thing to do.
+    /// Returns the first action.
     pub(crate) const fn start(&self) -> Action {
         Action::Start(self.epoch)
     }
 
-    /// When [`Event::Tick`] is due.
+    /// Returns the time at which [`Event::Tick`] is due.
     pub(crate) const fn next_deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::AwaitingExits { until } | Phase::AwaitingRestart { until } => Some(until),
@@ -263,7 +264,7 @@ impl Core {
                     self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal)]
                 }
-                // It is being killed already; it must not be restarted.
+                // The job is being killed already; it must not be restarted.
                 Phase::Killing { .. } => {
                     self.interrupted = Some(signal);
                     Vec::new()
@@ -293,7 +294,7 @@ impl Core {
         }
     }
 
-    /// While no rank runs.
+    /// Handles an event while no rank runs.
     fn between_epochs(&mut self, now: Duration, event: Event, until: Duration) -> Vec<Action> {
         match event {
             Event::Interrupted(signal) => {
@@ -318,22 +319,22 @@ impl Core {
         }
     }
 
-    /// Whether all ranks run, or have ended well.
+    /// Returns true if all ranks run, or have ended well.
     pub(crate) const fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running)
     }
 
-    /// The current epoch.
+    /// Returns the current epoch.
     pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Whether a signal has stopped this rank.
+    /// Returns true if a signal has stopped this rank.
     pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
         self.stopped.contains_key(&rank)
     }
 
-    /// Whether the supervisor has sent no signal yet.
+    /// Returns true if the supervisor has sent no signal yet.
     const fn is_undisturbed(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::AwaitingExits { .. })
     }
@@ -362,9 +363,9 @@ impl Core {
         actions
     }
 
-    /// The rank whose failure made the others fail. Of those that exited: root causes before secondary failures, then the one
-    /// seen first; of those seen at the same time, one that a signal ended before one that exited. If that one blames a rank
-    /// that did not exit by itself, it is that rank.
+    /// Returns the rank whose failure made the others fail. Of those that exited: root causes before secondary failures, then
+    /// the one seen first; of those seen at the same time, one that a signal ended before one that exited. If that one blames a
+    /// rank that did not exit by itself, it is that rank.
     pub(crate) fn first_failure(&self) -> Option<FirstFailure> {
         let (gave_up, ended) =
             self.exits.iter().filter(|(_, ended)| !ended.requested && !ended.exit.is_success()).min_by_key(
@@ -379,8 +380,8 @@ impl Core {
         })
     }
 
-    /// The rank that `rank` blames, or that the blamed rank blames, and so on, if it did not exit by itself. The ranks of other
-    /// nodes are unknown here, and ranks may blame each other in a circle: neither leads to a culprit.
+    /// Returns the rank that `rank` blames, or that the blamed rank blames, and so on, if it did not exit by itself. The ranks
+    /// of other nodes are unknown here, and ranks may blame each other in a circle: neither leads to a culprit.
     fn culprit(&self, mut rank: Rank) -> Option<Rank> {
         let mut seen = BTreeSet::from([rank]);
         let mut last = None;

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
-/// How long to wait for killed processes to disappear. Those in an uninterruptible wait are reported.
+/// Timeout for killed processes to disappear. Those in an uninterruptible wait are reported.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One process, as /proc describes it.
+/// One process, as described in /proc.
 #[derive(Clone, Debug)]
 struct Process {
     pid: i32,
@@ -17,7 +17,7 @@ struct Process {
     name: String,
 }
 
-/// All living descendants of this process, nearest first. Orphans count while this process is the subreaper.
+/// Returns all living descendants of this process, nearest first. Orphans count while this process is the subreaper.
 fn living() -> Vec<Process> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -39,7 +39,7 @@ fn living() -> Vec<Process> {
     found
 }
 
-/// `pid (name) state ppid …`, where the name may hold anything, parentheses and spaces included.
+/// Parses `pid (name) state ppid …`, where the name may contain anything, parentheses and spaces included.
 fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     let stat = String::from_utf8_lossy(stat);
     let (head, tail) = stat.rsplit_once(')')?;
@@ -49,15 +49,15 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, state, name: head.split_once('(')?.1.to_owned() })
 }
 
-/// The kernel's letter for the state of a rank's program: `T` also where the process only waits for it, as `sh -c PROGRAM`
-/// does, and the program is stopped.
+/// Returns the kernel's letter for the state of a rank's program. It is `T` also if the process only waits for it, as with
+/// `sh -c PROGRAM`, and the program is stopped.
 pub(super) fn program_state(pid: u32) -> Option<char> {
     let own = state(pid)?;
     let waits_for = || only_child(pid).and_then(state).filter(|state| matches!(state, 'T' | 't'));
     (own == 'S').then(waits_for).flatten().or(Some(own))
 }
 
-/// The child of a process that has one; of its first thread, which is the only one of a shell.
+/// Returns the child of a process that has exactly one; of its first thread, which is the only one of a shell.
 fn only_child(pid: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     let mut children = children.split_ascii_whitespace();
@@ -65,13 +65,13 @@ fn only_child(pid: u32) -> Option<u32> {
     children.next().is_none().then_some(only)
 }
 
-/// The kernel's letter for the state of a process.
+/// Returns the kernel's letter for the state of a process.
 fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse(i32::try_from(pid).ok()?, &stat).map(|process| process.state)
 }
 
-/// Sends SIGKILL to each.
+/// Sends SIGKILL to each descendant.
 pub(super) fn kill() {
     for process in living() {
         if let Some(pid) = Pid::from_raw(process.pid) {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_state_of_a_shell_that_waits_for_a_stopped_program_is_the_programs() {
-        // Two commands, or the shell becomes the first.
+        // Two commands: with one, the shell would be replaced by it.
         let mut shell = std::process::Command::new("sh");
         let mut shell =
             shell.args(["-c", "sleep 600; true"]).stderr(std::process::Stdio::null()).spawn().expect("sh");

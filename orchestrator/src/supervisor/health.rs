@@ -1,7 +1,7 @@
-//! Tells what is wrong with ranks whose processes run: they are silent, or make no progress. No clock, processes or
-//! connections here.
+//! Detects troubles of ranks whose processes run: they are silent, or make no progress. No clock, processes or connections
+//! here.
 //!
-//! A dead or stopped process is known from the kernel, at once; see [`core`](super::core).
+//! A dead or stopped process is known from the kernel, immediately; see [`core`](super::core).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,56 +11,56 @@ use ryzanstein_process_group::Rank;
 
 use crate::status::wire::{CurrentCall, Group, NoProgress, Report};
 
-/// Other ranks must have waited for this long before a rank is said to make no progress.
+/// Time that other ranks must have waited before a rank is reported to make no progress.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// So many heartbeats must be missing before a rank is silent.
+/// Number of heartbeats that must be missing before a rank is silent.
 const MISSING_BEATS: u32 = 3;
 
-/// What is known of a rank's process.
+/// The state of a rank's process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Process {
-    /// It runs, in this state: the letter of `/proc/PID/stat`, if that could be read.
+    /// The process runs, in this state: the letter of `/proc/PID/stat`, if that could be read.
     Running(Option<char>),
-    /// A signal stopped it.
+    /// A signal stopped the process.
     Stopped,
-    /// It has ended.
+    /// The process has ended.
     Ended,
-    /// It runs on another node, if it does.
+    /// The process runs on another node, if it runs.
     Elsewhere,
 }
 
 /// The last heartbeat of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Beat {
-    /// When it came.
+    /// Time of its arrival.
     pub heard: Duration,
-    /// What it said.
+    /// Its contents.
     pub report: Arc<Report>,
 }
 
-/// A rank as the supervisor sees it.
+/// The supervisor's view of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// Its process.
+    /// State of the process.
     pub process: Process,
-    /// `None` for a program that has sent no heartbeat in this epoch. It is never called silent.
+    /// Last heartbeat; `None` for a program that has sent none in this epoch. It is never reported as silent.
     pub beat: Option<Beat>,
 }
 
-/// What is wrong with a rank that runs.
+/// The trouble of a running rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Trouble {
-    /// It has stopped sending heartbeats. For how long, and the state of its process where that is known.
+    /// The rank has stopped sending heartbeats: for this time, and with this state of its process if it is known.
     Silent(Duration, Option<char>),
-    /// Others wait for it in a call that it has not begun. If it is in another call itself, that call, with its group.
+    /// Others wait for the rank in a call that it has not begun. If it is in another call itself, that call, with its group.
     NoProgress(NoProgress, Option<(String, CurrentCall)>),
 }
 
-/// What the user is to be told.
+/// A notice to the user.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Notice {
-    /// Something is wrong with this rank.
+    /// This rank has trouble.
     Wrong(Rank, Trouble),
     /// A silent rank sends heartbeats again.
     Speaks(Rank),
@@ -68,18 +68,18 @@ pub(crate) enum Notice {
     Continues(Rank, NoProgress),
 }
 
-/// What is wrong now, and what has been told of it.
+/// The present troubles, and those that have been reported.
 #[derive(Debug)]
 pub(crate) struct Watch {
     silence: Duration,
     troubles: BTreeMap<Rank, Trouble>,
     looked: Duration,
-    /// When this process continued, if it was stopped itself.
+    /// Time at which this process continued, if it was stopped itself.
     woke: Duration,
 }
 
 impl Watch {
-    /// For ranks that send a heartbeat in this interval.
+    /// Creates the watch for ranks that send a heartbeat in this interval.
     pub(crate) fn new(interval: Duration) -> Self {
         Self {
             silence: interval * MISSING_BEATS,
@@ -89,19 +89,19 @@ impl Watch {
         }
     }
 
-    /// A new epoch: nothing is known of its ranks.
+    /// Starts a new epoch: nothing is known of its ranks.
     pub(crate) fn clear(&mut self) {
         self.troubles.clear();
     }
 
-    /// What is wrong with this rank.
+    /// Returns the trouble of this rank.
     pub(crate) fn trouble(&self, rank: Rank) -> Option<&Trouble> {
         self.troubles.get(&rank)
     }
 
-    /// Looks at all ranks, and returns what has changed since the last time.
+    /// Examines all ranks, and returns the changes since the last time.
     pub(crate) fn look(&mut self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> Vec<Notice> {
-        // This process was stopped itself: heartbeats that came meanwhile may not have been read yet.
+        // This process was stopped itself: heartbeats that arrived meanwhile may not have been read yet.
         if now.saturating_sub(std::mem::replace(&mut self.looked, now)) >= self.silence {
             self.woke = now;
         }
@@ -159,7 +159,7 @@ impl Watch {
             .iter()
             .filter_map(|(rank, beat)| Some((*rank, missed(beat, &waits)?, own_call(beat))))
             .collect();
-        // A rank that is in a call itself waits for another rank. It is to blame only if nobody else is.
+        // A rank that is in a call itself waits for another rank. It is to blame only if no other rank is.
         is_explained |= behind.iter().any(|(_, _, own)| own.is_none());
         let to_blame = behind.into_iter().filter(|(_, _, own)| own.is_none() || !is_explained);
         found.extend(to_blame.map(|(rank, call, own)| (rank, Trouble::NoProgress(call, own))));
@@ -182,11 +182,11 @@ struct Wait<'a> {
     call: u64,
     operation: &'a str,
     ranks: u32,
-    /// When the first of them began it.
+    /// Time at which the first of them began it.
     since: Duration,
 }
 
-/// The collectives that ranks are in, by group and number.
+/// Returns the collectives that ranks are in, by group and number.
 fn waits<'a>(heard: &[(Rank, &'a Beat)]) -> BTreeMap<(&'a str, u64), Wait<'a>> {
     let mut waits = BTreeMap::new();
     for (_, beat) in heard {
@@ -206,8 +206,8 @@ fn in_collective(group: &Group) -> Option<(&Group, &CurrentCall)> {
     Some((group, current))
 }
 
-/// The call that this rank has not begun and in which others had waited for too long when it said so. In a group, the first
-/// such call; of several groups, the one in which they have waited longest.
+/// Returns the call that this rank has not begun and in which others had waited for too long at the time of its heartbeat. In a
+/// group, it is the first such call; of several groups, the one in which they have waited longest.
 fn missed(beat: &Beat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<NoProgress> {
     let groups = beat.report.groups.iter().filter(|group| !group.failed);
     let missed = groups.filter_map(|group| {
@@ -226,7 +226,7 @@ fn missed(beat: &Beat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<NoProg
     })
 }
 
-/// The call that a rank is in, messages included.
+/// Returns the call that a rank is in, messages included.
 fn own_call(beat: &Beat) -> Option<(String, CurrentCall)> {
     beat.report.groups.iter().find_map(|group| Some((group.name.clone(), group.current.clone()?)))
 }

@@ -11,10 +11,10 @@ use ryzanstein_process_group::Rank;
 
 use crate::rendezvous::secret::SecretError;
 
-/// Why a job could not be launched.
+/// The reason why a job could not be launched.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The user asked for something impossible.
+    /// The user's request is impossible.
     #[error("{0}")]
     Configuration(String),
     /// The secret that the user named cannot be used.
@@ -28,10 +28,10 @@ pub enum LaunchError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// The operating system refused something on this node.
+    /// The operating system refused an action on this node.
     #[error("{what}: {source}")]
     System {
-        /// What could not be done.
+        /// The action that failed.
         what: String,
         /// The operating system's error.
         source: io::Error,
@@ -39,31 +39,31 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// For `map_err`: what could not be done.
+    /// Returns a function for `map_err`; `what` is the action that failed.
     pub(super) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
         move |source| Self::System { what, source: source.into() }
     }
 
-    /// Whether launching again with the same flags and settings would fail again.
+    /// Returns true if launching again with the same flags and settings would fail again.
     pub const fn is_permanent(&self) -> bool {
         matches!(self, Self::Configuration(_) | Self::Secret(_))
     }
 
-    /// The user did not say how many ranks to start.
+    /// Returns the error of a user who did not give the number of ranks.
     pub fn no_world_size() -> Self {
         Self::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
     }
 }
 
-/// How the output of ranks is passed on.
+/// The form in which the output of ranks is passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RankOutput {
     /// Line by line, with the prefix `[rank R]`, which is coloured on the streams set to true.
     Prefixed {
-        /// Colours on standard output.
+        /// True for colours on standard output.
         stdout: bool,
-        /// Colours on standard error.
+        /// True for colours on standard error.
         stderr: bool,
     },
     /// Rank 0 writes to this process's standard output itself, and to its standard error where that is a terminal. With a log
@@ -79,14 +79,14 @@ pub struct Job {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Environment variables of the ranks, in addition to the launcher's own.
+    /// Environment variables of the ranks, in addition to those of the launcher.
     pub environment: Vec<(String, String)>,
-    /// The file that holds the job's secret; a job on several nodes needs one. `None` makes a fresh secret.
+    /// The file with the job's secret; a job on several nodes needs one. `None` makes a fresh secret.
     pub secret_file: Option<PathBuf>,
     /// The folder of the socket on which `ryz status` finds the job, from [`status::folder`](crate::status::folder()). `None`
     /// serves none.
     pub status_folder: Option<PathBuf>,
-    /// How the ranks' output gets to this process's.
+    /// The form in which the ranks' output reaches that of this process.
     pub output: RankOutput,
     /// The configuration. `job.world_size` must be set.
     pub config: Config,
@@ -97,7 +97,8 @@ impl Job {
         Ok(self.config.job.world_size.ok_or_else(LaunchError::no_world_size)?.get())
     }
 
-    /// The ranks that run on this node. Ranks are spread evenly; the first nodes take one more each where they do not divide.
+    /// Returns the ranks that run on this node. Ranks are spread evenly; if they do not divide evenly, the first nodes take one
+    /// more each.
     pub(super) fn ranks(&self) -> Result<Range<u32>, LaunchError> {
         let (ranks, nodes) = (self.world_size()?, self.config.launch.nnodes.get());
         if ranks < nodes {
@@ -115,7 +116,7 @@ impl Job {
     }
 }
 
-/// Looks a program up as a shell would, before anything is started.
+/// Finds a program as a shell would, before anything is started.
 ///
 /// # Errors
 /// [`LaunchError::Configuration`] if it does not exist or cannot be executed.

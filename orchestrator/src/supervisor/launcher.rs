@@ -18,11 +18,11 @@ use super::core::signal as number;
 use super::descendants;
 use crate::console;
 
-/// Runs the supervisor, forwards signals to it, and returns the code to exit with. The supervisor's lifeline is its
-/// standard input. Messages go to [`console::stderr`]; [flush](console::flush) it before you exit.
+/// Runs the supervisor, forwards signals to it, and returns the exit code. The supervisor's lifeline is its standard input.
+/// Messages go to [`console::stderr`]; [flush](console::flush) it before you exit.
 ///
 /// # Errors
-/// The operating system's, when the supervisor cannot be started.
+/// Returns the operating system's error, when the supervisor cannot be started.
 pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
@@ -31,7 +31,7 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
-        // In its own process group, so that Ctrl-C on the terminal reaches it once, through this process.
+        // In a separate process group, so that Ctrl-C on the terminal reaches it once, through this process.
         let mut child = supervisor.stdin(Stdio::piped()).process_group(0).spawn()?;
         let lifeline = child.stdin.take();
         let pid = Pid::from_child(&child);

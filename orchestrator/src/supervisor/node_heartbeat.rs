@@ -1,9 +1,9 @@
-//! Whether the launchers of a job's nodes hear each other.
+//! Heartbeats between the launchers of a job's nodes.
 //!
-//! The launcher of every node but the first counts up a key of the rendezvous, which the first node's looks at. When the count
-//! stands still, or is not answered, the node or the network between them is down. Then each side ends its own ranks, which
-//! would wait for the others until the deadline of their call. A rendezvous that has ended is no such case: the ranks of this
-//! node may have some work left.
+//! The launcher of every node but the first increments a key of the rendezvous, which the launcher of the first node reads.
+//! When the count stands still, or is not answered, the node or the network between them is down. Then each side ends its own
+//! ranks, which would wait for the others until the deadline of their call. A rendezvous that has ended is not such a case: the
+//! ranks of this node may have some work left.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -19,35 +19,35 @@ use crate::rendezvous::{Client, Identity, Server};
 
 /// Time between two beats.
 const BEAT: Duration = Duration::from_secs(1);
-/// A node is cut off when nothing has come from it for so long: a launcher that is busy starting ranks beats on.
+/// Silence after which a node is cut off: a launcher that is busy starting ranks still sends heartbeats.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
-/// A launcher that has not looked for so long was stopped itself.
+/// Time without an examination after which a launcher was stopped itself.
 const SLEEP: Duration = Duration::from_secs(3);
-/// What leads the count below zero: the node has left in good order.
+/// Amount that makes the count negative: the node has left in good order.
 const GOODBYE: i64 = i64::MIN / 2;
-/// How long the goodbye may take.
+/// Timeout of the goodbye.
 const LEAVING: Duration = Duration::from_secs(1);
 
 fn key(node: u32) -> String {
     format!("{RESERVED}launcher/{node}")
 }
 
-/// What the first node's launcher knows of the others.
+/// The heartbeats of the other nodes, in the launcher of the first node.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
-    /// The newest count of each, and when it was first seen.
+    /// The newest count of each, and the time at which it was first seen.
     counts: BTreeMap<u32, (i64, Duration)>,
     looked: Duration,
 }
 
 impl Nodes {
-    /// Looks at the counts, and returns a node that is cut off. A node that has not counted yet is waited for by its ranks.
+    /// Examines the counts, and returns a node that is cut off. The ranks wait for a node that has not counted yet.
     pub(super) fn look(
         &mut self,
         now: Duration,
         counts: impl IntoIterator<Item = (u32, i64)>,
     ) -> Option<u32> {
-        // This process was stopped itself: what came meanwhile may not have been read yet.
+        // This process was stopped itself: counts that arrived meanwhile may not have been read yet.
         let has_slept = now.saturating_sub(std::mem::replace(&mut self.looked, now)) >= SLEEP;
         if has_slept {
             self.counts.values_mut().for_each(|(_, since)| *since = now);
@@ -62,7 +62,7 @@ impl Nodes {
     }
 }
 
-/// The counts of all nodes but the first.
+/// Returns the counts of all nodes but the first.
 pub(super) fn counts(server: &Server, nodes: u32) -> impl Iterator<Item = (u32, i64)> {
     (1..nodes).map(|node| (node, server.counter(&key(node))))
 }
@@ -71,7 +71,7 @@ pub(super) fn counts(server: &Server, nodes: u32) -> impl Iterator<Item = (u32, 
 #[derive(Debug)]
 pub(super) struct NodeHeartbeat {
     lost: tokio::sync::mpsc::Receiver<()>,
-    /// Ranks of this node that have ended well. Closed: the end.
+    /// Ranks of this node that have ended well. It is closed at the end.
     left: Option<mpsc::Sender<Rank>>,
     ended: mpsc::Receiver<()>,
 }
@@ -80,7 +80,7 @@ impl NodeHeartbeat {
     /// Begins to count.
     ///
     /// # Errors
-    /// When the settings of encryption are wrong, or the operating system gives no thread.
+    /// Fails when the settings of encryption are wrong, or the operating system gives no thread.
     pub(super) fn start(
         config: &Config,
         world_size: u32,
@@ -97,7 +97,7 @@ impl NodeHeartbeat {
             Security::new(&config.security).map_err(|error| LaunchError::Configuration(error.to_string()))?;
         let beats = move || {
             let deadline = Instant::now() + timeout;
-            // The ranks say why, if nobody is there.
+            // The ranks report the reason, if the rendezvous does not exist.
             if let Ok(client) = Client::connect(address, secret, security, identity, deadline)
                 && beat(&client, &key(node), &leaving)
             {
@@ -112,14 +112,14 @@ impl NodeHeartbeat {
         Ok(Self { lost, left: Some(left), ended })
     }
 
-    /// A rank of this node has ended well: the first node is told that it is not silent.
+    /// Reports to the first node that a rank of this node has ended well, and is not silent.
     pub(super) fn left(&self, rank: Rank) {
         if let Some(left) = &self.left {
             let _ = left.send(rank);
         }
     }
 
-    /// Resolves when nothing has answered for too long.
+    /// Resolves when no answer has come for too long.
     pub(super) async fn cut_off(&mut self) {
         if self.lost.recv().await.is_none() {
             // The thread has ended because the rendezvous has.
@@ -128,7 +128,7 @@ impl NodeHeartbeat {
     }
 }
 
-/// Counts until told to stop, and passes on which ranks have left. Whether nothing has answered for too long.
+/// Counts until told to stop, and reports the ranks that have left. Returns true if no answer has come for too long.
 fn beat(client: &Client, key: &str, leaving: &mpsc::Receiver<Rank>) -> bool {
     let mut answered = Instant::now();
     loop {
@@ -137,14 +137,14 @@ fn beat(client: &Client, key: &str, leaving: &mpsc::Receiver<Rank>) -> bool {
             Ok(_) => answered = Instant::now(),
             // A connection may break and be made again.
             Err(_) if answered.elapsed() >= SILENCE => {
-                // An answer at once, of whatever kind, comes from a node that is there: its rendezvous has ended.
+                // An immediate answer, of whatever kind, comes from a node that is running: its rendezvous has ended.
                 return asked.elapsed() >= BEAT;
             }
             Err(_) => {}
         }
         match leaving.recv_timeout(BEAT) {
             Ok(rank) => {
-                // A program that has never joined is refused, and nobody waits for its heartbeat.
+                // A program that has never joined is refused, and its heartbeat is not expected.
                 let _ = client.report_exit(rank, LEAVING);
             }
             Err(RecvTimeoutError::Timeout) => {}

@@ -1,4 +1,4 @@
-//! The output of ranks: forwarded line by line with a prefix, written to log files, and its last lines remembered.
+//! The output of ranks: forwarded line by line with a prefix, written to log files, and with its last lines kept.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,22 +16,22 @@ use tokio::task::JoinHandle;
 
 use crate::console::{self, Stream};
 
-/// Longer lines are split.
+/// Maximum length of a line; longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
-/// Number of last lines remembered.
+/// Number of last lines that are kept.
 const LINES_KEPT: usize = 12;
-/// Bytes remembered of each of them.
+/// Number of bytes that are kept of each of them.
 const BYTES_KEPT: usize = 1 << 10;
 
-/// Where a rank's lines go.
+/// The destination of a rank's lines.
 #[derive(Clone, Debug)]
 pub(super) struct Sink {
     pub(super) stream: Stream,
-    /// Is put before each line.
+    /// Prefix of each line.
     pub(super) prefix: String,
 }
 
-/// What marks the lines of a rank; with colours, neighbouring ranks have different ones.
+/// Returns the prefix of the lines of a rank; with colours, neighbouring ranks have different ones.
 pub(super) fn prefix(rank: Rank, color: bool) -> String {
     const COLORS: [u8; 6] = [36, 35, 34, 32, 33, 31];
     let code = COLORS[rank.index() % COLORS.len()];
@@ -49,7 +49,7 @@ pub(super) struct Log {
     pub(super) file: File,
 }
 
-/// One thread that reads the output of all ranks. A thread for each stream would make every fork copy its mappings.
+/// The thread that reads the output of all ranks. A thread for each stream would make every fork copy its mappings.
 #[derive(Debug)]
 pub(super) struct Output {
     runtime: Handle,
@@ -92,13 +92,13 @@ impl Output {
         Ok((tail, reader))
     }
 
-    /// The logs that could not be written to their end, and why.
+    /// Returns the logs that could not be written to their end, and the reasons.
     pub(super) fn unwritten(&self) -> Vec<String> {
         locked(&self.unwritten).clone()
     }
 
     fn receiver(&self, stream: OwnedFd) -> io::Result<pipe::Receiver> {
-        // A tokio pipe belongs to the runtime in whose context it is made.
+        // A tokio pipe belongs to the runtime in whose context it is created.
         let _context = self.runtime.enter();
         pipe::Receiver::from_owned_fd(stream)
     }
@@ -108,7 +108,7 @@ impl Output {
     }
 }
 
-/// Writes a log while that works.
+/// Writes a log as long as that works.
 struct Logger {
     log: Option<Log>,
     unwritten: Arc<Mutex<Vec<String>>>,
@@ -145,7 +145,7 @@ async fn pump(stream: impl AsyncRead + Unpin, to: Sink, mut log: Logger, tail: T
             line.push(b'\n');
         }
         remember(&tail, &line[prefix.len()..]);
-        // Whole lines, so that those of different ranks never mix.
+        // Whole lines, so that lines of different ranks never mix.
         out.write(&line).await;
     }
 }
@@ -162,7 +162,7 @@ fn remember(tail: &Tail, line: &[u8]) {
     tail.push_back(line);
 }
 
-/// The remembered lines as one text.
+/// Returns the kept lines as one text.
 pub(super) fn text(tail: &Tail) -> String {
     locked(tail).iter().map(String::as_str).collect::<Vec<_>>().join("\n")
 }

@@ -1,4 +1,4 @@
-//! The process of one rank: how it is started, and what is remembered of it.
+//! The process of one rank: its start, and its state.
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
@@ -20,7 +20,7 @@ use crate::console;
 pub(super) struct RankProcess {
     pub(super) pid: Option<Pid>,
     pub(super) exit: Option<Exit>,
-    /// Why it could not be started.
+    /// The reason why it could not be started.
     pub(super) spawn_error: Option<String>,
     stderr: Tail,
     /// The tasks that forward its output.
@@ -28,7 +28,7 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the job's program as this rank. `descriptors` is the limit on open files that it gets.
+    /// Starts the job's program as this rank. `descriptors` is its limit on open files.
     pub(super) fn spawn(
         job: &Job,
         rendezvous: &RendezvousHost,
@@ -41,7 +41,7 @@ impl RankProcess {
         let log = |name: &str| -> io::Result<Option<Log>> {
             let Some(folder) = job.log_folder(rank) else { return Ok(None) };
             let path = folder.join(name);
-            // Always appends: what is left of an epoch may come when the next one has begun.
+            // Always appends: late output of an epoch may arrive when the next one has begun.
             let file = OpenOptions::new().append(true).create(true).open(&path)?;
             // A new job starts a new log. Only a regular file has a length.
             if epoch.0 == 1 && file.metadata()?.is_file() {
@@ -84,7 +84,7 @@ impl RankProcess {
         Ok(Self { pid: Some(pid), exit: None, spawn_error: None, stderr, readers })
     }
 
-    /// A rank whose process could not be started.
+    /// Returns the state of a rank whose process could not be started.
     pub(super) fn not_started(error: String) -> Self {
         Self {
             pid: None,
@@ -95,7 +95,7 @@ impl RankProcess {
         }
     }
 
-    /// The last lines it wrote to stderr, if any. Without `error: ` in front: the report says `cause:` already.
+    /// Returns the last lines it wrote to stderr, if any. Without `error: ` in front: the report says `cause:` already.
     pub(super) fn stderr_tail(&self) -> Option<String> {
         let text = output::text(&self.stderr);
         let text = text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text);
@@ -103,9 +103,10 @@ impl RankProcess {
     }
 }
 
-/// Up to how many free bytes glibc's allocator keeps, and up to which size arrays are among them. By default it returns a prompt's
-/// activations to the system after each layer, which clears their pages for the next one: SmolLM2's prompts on two cores take 1.1 to 1.2
-/// times as long. Larger arrays, such as weights, are still returned at once. Other allocators ignore both.
+/// Settings of glibc's allocator: the number of free bytes that it keeps, and the size up to which arrays are among them. By
+/// default it returns a prompt's activations to the system after each layer, which clears their pages for the next one:
+/// SmolLM2's prompts on two cores take 1.1 to 1.2 times as long. Larger arrays, such as weights, are still returned
+/// immediately. Other allocators ignore both.
 const ALLOCATOR: [(&str, &str); 2] =
     [("MALLOC_TRIM_THRESHOLD_", "268435456"), ("MALLOC_MMAP_THRESHOLD_", "33554432")];
 
@@ -136,12 +137,12 @@ fn command(job: &Job, rendezvous: &RendezvousHost, rank: Rank, epoch: Epoch) -> 
     command
 }
 
-/// How a process that was waited for ended; `None` if it only stopped or continued.
+/// Returns the exit of a process that was waited for; `None` if it only stopped or continued.
 pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
     status.exit_status().map(Exit::Code).or_else(|| status.terminating_signal().map(Exit::Signal))
 }
 
-/// A process id as the reports write it.
+/// Returns a process id as the reports write it.
 pub(super) fn raw(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }

@@ -1,4 +1,4 @@
-//! Hosts the rendezvous of a job: the launcher of the first node serves it, the others point their ranks there.
+//! Hosts the rendezvous of a job: the launcher of the first node serves it, the others point their ranks to it.
 
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -12,17 +12,17 @@ use socket2::{Domain, Socket, Type};
 use super::job::{Job, LaunchError};
 use crate::rendezvous::{Server, listen, secret};
 
-/// The rendezvous, as the launcher of one node holds it.
+/// The rendezvous in the launcher of one node.
 pub(super) struct RendezvousHost {
-    /// `None` on nodes other than the first.
+    /// The server; `None` on nodes other than the first.
     pub(super) server: Option<Server>,
     /// The address that ranks are given.
     pub(super) address: HostPort,
-    /// The descriptor of the secret that ranks inherit.
+    /// Descriptor of the secret that ranks inherit.
     pub(super) secret: Arc<OwnedFd>,
-    /// The same, for the launcher itself.
+    /// The same secret, for the launcher itself.
     pub(super) key: Secret,
-    /// `MASTER_PORT`, for programs that know only torchrun's variables.
+    /// Value of `MASTER_PORT`, for programs that know only torchrun's variables.
     pub(super) master_port: u16,
     _reserved: Option<Socket>,
 }
@@ -87,7 +87,7 @@ impl RendezvousHost {
     }
 }
 
-/// Binds once, and serves on the listener that it bound.
+/// Binds once, and serves on the bound listener.
 fn serve(job: &Job, named: Option<HostPort>, key: Secret) -> Result<(Server, HostPort), LaunchError> {
     let config = &job.config.rendezvous;
     let loopback = HostPort::new("127.0.0.1", 0).unwrap_or_else(|error| unreachable!("{error}"));

@@ -8,14 +8,14 @@ use crate::catalogue::Explanation;
 use crate::plural;
 use crate::table::{Screen, Tone};
 
-/// How a job ended, as `ryz launch` reports it.
+/// The end of a job, as `ryz launch` reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ClosingReport {
     /// `ok` or `failed`.
     pub status: &'static str,
     /// The last epoch.
     pub epoch: u64,
-    /// The rank that failed first, if one did.
+    /// The rank that failed first, if one failed.
     pub first_failure: Option<Failure>,
     /// Every rank that ran on this node, in the last epoch.
     pub ranks: Vec<RankExit>,
@@ -28,7 +28,7 @@ pub struct ClosingReport {
     /// The signal that asked the job to end.
     #[serde(skip)]
     pub interrupted: Option<i32>,
-    /// The logs that could not be written to their end, and why.
+    /// The logs that could not be written to their end, and the reasons.
     #[serde(skip)]
     pub unwritten: Vec<String>,
     /// Descriptions of processes that could not be killed.
@@ -41,7 +41,7 @@ pub struct ClosingReport {
 pub struct Failure {
     /// The rank.
     pub rank: u32,
-    /// Its host.
+    /// Name of its host.
     pub host: String,
     /// Its process id; `None` if it could not be started.
     pub pid: Option<u32>,
@@ -52,16 +52,16 @@ pub struct Failure {
     /// Its own error, or the last lines it wrote to stderr; if it did not exit by itself, that it is stopped, or what another
     /// rank reported of it.
     pub cause: String,
-    /// What is known of this cause, as far as it does not say so itself.
+    /// The explanation of this cause, as far as it does not explain itself.
     pub explanation: Option<Explanation>,
-    /// The last collective it called, as it reported it, or else a rank that failed because of it.
+    /// The last collective of the rank, as it reported it, or else a rank that failed because of it.
     pub last_call: Option<String>,
-    /// Whether all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
+    /// True if all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
     #[serde(skip)]
     pub joined: bool,
 }
 
-/// How a rank exited.
+/// The exit of a rank.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RankExit {
     /// The rank.
@@ -70,12 +70,12 @@ pub struct RankExit {
     pub pid: Option<u32>,
     /// Its exit code, if it exited.
     pub exit_code: Option<i32>,
-    /// The signal that ended it, otherwise.
+    /// The signal that ended it, if it did not exit.
     pub signal: Option<i32>,
 }
 
 impl ClosingReport {
-    /// For people.
+    /// Formats the report for people.
     pub fn text(&self, screen: Screen) -> String {
         let text = self.to_string();
         let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
@@ -83,13 +83,13 @@ impl ClosingReport {
         format!("{}\n{rest}", screen.paint(tone, head))
     }
 
-    /// As one line of JSON.
+    /// Formats the report as one line of JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("a report is always JSON: {error}"))
     }
 }
 
-/// The name of a signal between `before` and `after`; nothing for one that is seldom met.
+/// Returns the name of a signal between `before` and `after`; empty for a rare signal.
 pub(super) fn signal_name(signal: i32, before: &str, after: &str) -> String {
     let name = match signal {
         1 => "SIGHUP",
@@ -112,7 +112,7 @@ pub(super) fn signal_name(signal: i32, before: &str, after: &str) -> String {
     format!("{before}{name}{after}")
 }
 
-/// `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
+/// Describes an exit: `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
 pub(super) fn describe_exit(pid: Option<u32>, exit_code: Option<i32>, signal: Option<i32>) -> String {
     match (exit_code, signal) {
         (Some(code), _) => format!("exited with code {code}"),

@@ -25,19 +25,19 @@ use crate::rendezvous::core::Report;
 use crate::status::{self, Endpoint, wire};
 use crate::{catalogue, console, heartbeat};
 
-/// How long after the first failure the other ranks may exit with an error of their own.
+/// Time after the first failure in which the other ranks may exit with an error of their own.
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
-/// How long to wait for the last lines of output when the launcher's own output is blocked.
+/// Timeout for the last lines of output when the launcher's own output is blocked.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// How often the supervisor looks at what ranks report.
+/// Interval at which the supervisor examines the reports of ranks.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Runs a job to its end, on this thread, which must live as long as the process: the kernel kills ranks when it ends.
 ///
 /// SIGINT, SIGTERM and SIGHUP are forwarded to the ranks. When `lifeline` closes, the job is killed. All children of this
-/// process are reaped, so it must have none of its own: this is for a launcher's process, not for an embedding engine.
-/// Output and messages go to [`console`]: write nothing past it, and [flush](console::flush) it before you exit.
+/// process are reaped, so it must have no others: this is for a launcher's process, not for an embedding engine. Output and
+/// messages go to [`console`]: write nothing past it, and [flush](console::flush) it before you exit.
 ///
 /// # Errors
 /// [`LaunchError`] when the job could not start. A job that started and failed is a report.
@@ -57,10 +57,10 @@ struct Supervisor<'a> {
     watch: Watch,
     started: Instant,
     processes: BTreeMap<Rank, RankProcess>,
-    /// The limit on open files that ranks get: the launcher's own, before it was raised.
+    /// Limit on open files of the ranks: the launcher's own, before it was raised.
     descriptors: Rlimit,
     left_over: Vec<String>,
-    /// On a node other than the first.
+    /// Heartbeats to the first node, on a node other than the first.
     beats: Option<NodeHeartbeat>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Supervisor<'a> {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
 
-        // The first node's launcher looks at the heartbeats of the others.
+        // The first node's launcher examines the heartbeats of the others.
         let (mut others, mut is_cut_off, mut lost) = (Nodes::default(), false, None);
         self.beats = self.beat()?;
 
@@ -183,7 +183,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// A job whose state nobody can ask for is better than none.
+    /// Serves the state of the job. A job without this service is better than none.
     fn serve_status(&self) -> Option<Endpoint> {
         let folder = self.job.status_folder.as_ref()?;
         Endpoint::serve(folder)
@@ -191,7 +191,7 @@ impl<'a> Supervisor<'a> {
             .ok()
     }
 
-    /// Tells the user what has gone wrong with ranks that run.
+    /// Tells the user of troubles of ranks that run.
     fn look(&mut self) {
         if !self.core.is_running() {
             return;
@@ -218,7 +218,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Every rank of this node, and those of other nodes that have reported.
+    /// Returns every rank of this node, and those of other nodes that have reported.
     fn seen(&self) -> BTreeMap<Rank, Seen> {
         let beats = self.rendezvous.server.as_ref().map(Server::beats).unwrap_or_default();
         let mut seen: BTreeMap<Rank, Seen> = self
@@ -241,7 +241,7 @@ impl<'a> Supervisor<'a> {
         seen
     }
 
-    /// Whether every rank runs, or has ended well, and nothing is known to be wrong.
+    /// Returns true if every rank runs, or has ended well, and no trouble is known.
     fn is_healthy(&self) -> bool {
         self.core.is_running()
             && self
@@ -250,7 +250,7 @@ impl<'a> Supervisor<'a> {
                 .all(|(rank, seen)| seen.process != Process::Stopped && self.watch.trouble(*rank).is_none())
     }
 
-    /// What `ryz status` shows.
+    /// Returns the state that `ryz status` shows.
     fn status(&self) -> wire::Job {
         let now = self.started.elapsed();
         let arguments = self.job.arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
@@ -301,13 +301,13 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// On a node other than the first: sends heartbeats to the first.
+    /// Sends heartbeats to the first node, on every other node.
     fn beat(&self) -> Result<Option<NodeHeartbeat>, LaunchError> {
         let RendezvousHost { server: None, address, key, .. } = &self.rendezvous else { return Ok(None) };
         NodeHeartbeat::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone()).map(Some)
     }
 
-    /// `node` is the one that is not heard, on the first node.
+    /// Tells the user that a node is cut off. `node` is the silent one, on the first node.
     fn tell_cut_off(&self, node: Option<u32>) {
         let whose = node.map_or_else(
             || format!("the first node ({})", self.rendezvous.address),
@@ -427,7 +427,7 @@ impl<'a> Supervisor<'a> {
         actions
     }
 
-    /// Ends whatever the ranks left behind, and reads the rest of their output.
+    /// Ends all leftovers of the ranks, and reads the rest of their output.
     fn end_leftovers(&mut self) {
         let processes = &mut self.processes;
         self.left_over = descendants::sweep(|pid, status| {
@@ -483,7 +483,7 @@ impl<'a> Supervisor<'a> {
         };
         let last_call = match own {
             Some(report) => report.last_call.clone(),
-            // It could not tell: the others were in the same call, or wait for it in the next.
+            // The rank could not report it: the others were in the same call, or wait for it in the next.
             None => accuser.and_then(|(_, report)| report.last_call.clone()),
         };
         let pid = process.and_then(|process| process.pid).map(raw);
@@ -513,7 +513,7 @@ impl<'a> Supervisor<'a> {
         format!("rank {rank} (host {}, pid {})", crate::host_name(), self.pid(rank))
     }
 
-    /// The rank, and how it ended.
+    /// Describes the rank and its exit.
     fn describe(&self, rank: Rank) -> String {
         let process = self.processes.get(&rank);
         let (exit_code, signal) = parts(process.and_then(|process| process.exit));
@@ -549,7 +549,7 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
     Box::pin(async move { drop(end.await) })
 }
 
-/// Resolves when somebody asks for the state of the job.
+/// Resolves at a request for the state of the job.
 async fn asked(endpoint: Option<&mut Endpoint>) -> oneshot::Sender<wire::Job> {
     match endpoint {
         Some(endpoint) => endpoint.asked().await,

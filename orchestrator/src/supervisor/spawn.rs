@@ -13,11 +13,11 @@ use rustix::process::{
     Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit,
 };
 
-/// Starts `command` in a process group of its own, with `inherited` left open under its number, and bound to die with
-/// the calling *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
+/// Starts `command` in a separate process group, with `inherited` left open under its number, and bound to die with the calling
+/// *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
 ///
 /// # Errors
-/// The operating system's; `NotFound` and `PermissionDenied` are about the program.
+/// Returns the operating system's error; `NotFound` and `PermissionDenied` are about the program.
 #[expect(unsafe_code, reason = "pre_exec has no safe form")]
 pub(super) fn spawn(
     command: &mut Command,
@@ -28,7 +28,7 @@ pub(super) fn spawn(
     command.process_group(0);
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The launcher may have died before that took effect; no signal would come then.
+        // The launcher may have died before that took effect; no signal would arrive then.
         if getppid() != Some(launcher) {
             return Err(io::Error::from(rustix::io::Errno::SRCH));
         }
@@ -46,7 +46,7 @@ pub(super) fn spawn(
     command.spawn()
 }
 
-/// The number under which a child finds a descriptor that [`spawn`] left open.
+/// Returns the number under which a child finds a descriptor that [`spawn`] left open.
 pub(super) fn number(descriptor: &impl AsFd) -> i32 {
     descriptor.as_fd().as_raw_fd()
 }

@@ -1,4 +1,4 @@
-//! Serves the page of metrics over HTTP, to any number of clients of whom each has seconds.
+//! Serves the page of metrics over HTTP, to any number of clients, each with a timeout of seconds.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-/// How long a client may take to ask and to read the answer.
+/// Timeout of a client to send its request and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest request.
+/// Maximum length of a request, in bytes.
 const LONGEST: usize = 8 << 10;
-/// How often the recorder folds its samples.
+/// Interval at which the recorder folds its samples.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Listens at an address.
@@ -24,7 +24,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves on a thread of its own until the process ends. Returns the address.
+/// Serves on a separate thread until the process ends. Returns the address.
 pub(super) fn serve(listener: TcpListener, page: PrometheusHandle) -> io::Result<SocketAddr> {
     let address = listener.local_addr()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -53,13 +53,13 @@ async fn accept(listener: tokio::net::TcpListener, page: &PrometheusHandle) {
             Ok((stream, _)) => {
                 let page = page.clone();
                 let task = tokio::spawn(async move {
-                    // A client that goes away, or takes too long, gets nothing.
+                    // A client that disconnects, or takes too long, gets nothing.
                     let _ = timeout(PATIENCE, answer(stream, &page)).await;
                 });
                 clients.push(task.abort_handle(), AdmissionToken::default());
             }
             Err(error) => {
-                // Out of descriptors, most likely: make room, and do not spin.
+                // Most likely the process has no descriptors left: make room, and do not spin.
                 tracing::debug!(%error, "the metrics port could not accept a connection");
                 clients.shed();
                 sleep(Duration::from_millis(20)).await;
@@ -80,7 +80,7 @@ async fn answer(mut stream: TcpStream, page: &PrometheusHandle) -> io::Result<()
     let line =
         String::from_utf8_lossy(request.split(|byte| *byte == b'\r').next().unwrap_or_default()).into_owned();
     let mut words = line.split(' ');
-    // What is asked for beyond the path makes no difference.
+    // The request target after the path makes no difference.
     let path = |target: &'_ str| target.split('?').next().unwrap_or_default().to_owned();
     let (status, body) = match (words.next(), words.next().map(path).as_deref()) {
         (Some("GET"), Some("/" | "/metrics")) => ("200 OK", page.render()),

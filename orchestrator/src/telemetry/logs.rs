@@ -1,4 +1,4 @@
-//! Lines of logs, with what the process is on each.
+//! Log lines, each with the origin of the process.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 use super::{BoxedLayer, Origin, TelemetryError};
 
-/// The filter that a setting describes.
+/// Parses the filter that a setting describes.
 pub(super) fn filter(key: &'static str, level: &str) -> Result<EnvFilter, TelemetryError> {
     let refuse = |why| TelemetryError::Filter { key, level: level.to_owned(), why };
     // The parser takes any word for a module, and would show nothing of all others.
@@ -23,7 +23,7 @@ pub(super) fn filter(key: &'static str, level: &str) -> Result<EnvFilter, Teleme
     EnvFilter::try_new(level).map_err(|error| refuse(error.to_string()))
 }
 
-/// Writes lines to what `writer` returns.
+/// Returns a layer that writes lines to the result of `writer`.
 pub(super) fn layer<W: std::io::Write + 'static>(
     config: &LogConfig,
     origin: &Origin,
@@ -86,7 +86,7 @@ where
         mut writer: Writer<'_>,
         event: &tracing::Event<'_>,
     ) -> fmt::Result {
-        // Events of the process group already have their rank, and some the epoch.
+        // Events of the process group already have their rank, and some have the epoch.
         let own = event.metadata().fields();
         let fields = self.fields.iter().filter(|(name, _)| own.field(name).is_none());
         match &self.inner {

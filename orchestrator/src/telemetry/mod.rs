@@ -1,6 +1,6 @@
 //! Logs with job, epoch and rank, metrics in Prometheus format, and spans for OpenTelemetry collectors and NVIDIA's profilers.
 //!
-//! All are process-wide, so an embedding program sets up its own instead of calling these.
+//! All are process-wide, so an embedding program sets up its own telemetry instead of calling these.
 
 mod exporter;
 mod logs;
@@ -17,7 +17,7 @@ use crate::rendezvous::Environment;
 
 type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Why telemetry could not be set up.
+/// The reason why telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter cannot be parsed.
@@ -28,9 +28,9 @@ pub enum TelemetryError {
     Filter {
         /// The setting.
         key: &'static str,
-        /// Its value.
+        /// Value of the setting.
         level: String,
-        /// What is wrong with it.
+        /// The fault in the value.
         why: String,
     },
     /// The process already has a subscriber.
@@ -59,32 +59,32 @@ pub enum TelemetryError {
     Spans {
         /// The setting or the variable.
         key: &'static str,
-        /// Its value.
+        /// Value of the setting or the variable.
         endpoint: String,
-        /// Why not.
+        /// The failure.
         why: String,
     },
 }
 
-/// What this process is, as logs and spans say it.
+/// The origin of logs and spans: the identity of this process.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Origin {
     /// The job's name.
     pub job: String,
-    /// The epoch, where a launcher has told it.
+    /// The epoch, if a launcher has set it.
     pub epoch: Option<u32>,
-    /// The rank; none in a launcher.
+    /// The rank; `None` in a launcher.
     pub rank: Option<u32>,
 }
 
 impl Origin {
-    /// Of a rank with these settings and this environment.
+    /// Returns the origin of a rank with these settings and this environment.
     pub fn of_rank(config: &Config, environment: &Environment) -> Self {
         let number = |name: &str| environment.get(name).and_then(|text| text.parse().ok());
         Self { job: config.job.name.clone(), epoch: number("RYZ_EPOCH"), rank: number("RANK") }
     }
 
-    /// Of the launcher of a job with these settings.
+    /// Returns the origin of the launcher of a job with these settings.
     pub fn of_launcher(config: &Config) -> Self {
         Self { job: config.job.name.clone(), epoch: None, rank: None }
     }
@@ -98,10 +98,10 @@ pub fn log_to_stderr(config: &LogConfig, origin: &Origin) -> Result<(), Telemetr
     log_to(config, origin, std::io::stderr)
 }
 
-/// Starts logging to what `writer` returns. Each line is one `write`.
+/// Starts logging to the result of `writer`. Each line is one `write`.
 ///
 /// # Errors
-/// As [`log_to_stderr`].
+/// Returns the errors of [`log_to_stderr`].
 pub fn log_to<W: std::io::Write + 'static>(
     config: &LogConfig,
     origin: &Origin,
@@ -119,10 +119,10 @@ pub struct Spans {
 
 /// Starts logging to stderr, and sends spans to a collector if `otlp.endpoint` or its standard variables name one.
 ///
-/// A collector that does not answer keeps nothing waiting: spans that it does not take are dropped.
+/// A collector that does not answer blocks nothing: spans that it does not take are dropped.
 ///
 /// # Errors
-/// As [`log_to_stderr`], and [`TelemetryError::Spans`].
+/// Returns the errors of [`log_to_stderr`], and [`TelemetryError::Spans`].
 pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Result<Spans, TelemetryError> {
     let mut layers = vec![logs::layer(&config.log, origin, std::io::stderr)?];
     let export = match otlp::endpoint(&config.otlp, environment) {
@@ -137,7 +137,8 @@ pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Res
     Ok(Spans { _export: export })
 }
 
-/// Upper bounds of the buckets of durations, in seconds: from a small all-reduce to a timeout. Twelve, as each is a time series.
+/// Upper bounds of the buckets of durations, in seconds: from a small all-reduce to a timeout. There are twelve, as each is a
+/// time series.
 const SECONDS: [f64; 12] = [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0];
 
 /// Serves the metrics of a rank at `metrics.address`, if it is set. The local rank is added to the port, so that the ranks of one
@@ -169,11 +170,11 @@ pub fn serve_metrics(
 /// Serves the metrics of a launcher at `metrics.launcher_address`, if it is set. Returns the address.
 ///
 /// # Errors
-/// As [`serve_metrics`].
+/// Returns the errors of [`serve_metrics`].
 pub fn serve_launcher_metrics(config: &MetricsConfig) -> Result<Option<SocketAddr>, TelemetryError> {
     let Some(address) = config.launcher_address else { return Ok(None) };
     let address = serve("metrics.launcher_address", address, PrometheusBuilder::new())?;
-    // There from the start, so that the first restart shows as an increase.
+    // Created at the start, so that the first restart shows as an increase.
     metrics::counter!(metric_names::RESTARTS.name).increment(0);
     Ok(Some(address))
 }

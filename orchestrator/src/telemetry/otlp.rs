@@ -15,16 +15,17 @@ use super::{BoxedLayer, Origin, TelemetryError, logs};
 use crate::rendezvous::Environment;
 use crate::rendezvous::runtime_thread::RuntimeThread;
 
-/// How long the end of a process waits for a collector to take the last spans: less than a launcher gives ranks to exit after a failure.
+/// Timeout of a collector for the last spans at the end of a process: less than the time that a launcher gives ranks to exit
+/// after a failure.
 const LAST_SPANS: Duration = Duration::from_millis(250);
 
-/// Where to send spans, and which setting or variable says so.
+/// The destination of spans, and the setting or variable that gives it.
 pub(super) struct Endpoint {
     key: &'static str,
     url: String,
 }
 
-/// What the settings say, or else the standard variables.
+/// Returns the endpoint of the settings, or else of the standard variables.
 pub(super) fn endpoint(config: &OtlpConfig, environment: &Environment) -> Option<Endpoint> {
     let standard = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
     let standard = standard.into_iter().map(|name| (name, environment.get(name)));
@@ -32,11 +33,11 @@ pub(super) fn endpoint(config: &OtlpConfig, environment: &Environment) -> Option
     all.filter_map(|(key, url)| Some(Endpoint { key, url: url?.clone() })).find(|there| !there.url.is_empty())
 }
 
-/// Sends spans until it is dropped. Spans wait in a queue of bounded length; a thread of the library's sends them.
+/// Sends spans until it is dropped. Spans wait in a queue of bounded length; a thread of the library sends them.
 #[derive(Debug)]
 pub(super) struct Export {
     provider: SdkTracerProvider,
-    // Behind the provider, whose connection runs on it.
+    // Declared after the provider, whose connection runs on it.
     _runtime: RuntimeThread,
 }
 
@@ -47,7 +48,7 @@ impl Drop for Export {
     }
 }
 
-/// Starts sending. It connects when there is something to send.
+/// Starts sending. It connects when there are spans to send.
 pub(super) fn start(
     config: &OtlpConfig,
     origin: &Origin,
@@ -68,14 +69,14 @@ pub(super) fn start(
         SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(origin)).build();
     let layer =
         tracing_opentelemetry::layer().with_tracer(provider.tracer("ryzanstein")).with_location(false);
-    // What the exporter itself does is no part of the job.
+    // Spans of the exporter itself are not part of the job.
     let ours = FilterFn::new(|metadata| metadata.target().starts_with("ryz"));
     let ours = ours.with_max_level_hint(LevelFilter::TRACE);
     let layer = layer.with_filter(logs::filter("otlp.level", &config.level)?.and(ours)).boxed();
     Ok((Export { provider, _runtime: runtime }, layer))
 }
 
-/// Who sends, beside what `OTEL_RESOURCE_ATTRIBUTES` says.
+/// Returns the identity of the sender, in addition to the attributes in `OTEL_RESOURCE_ATTRIBUTES`.
 fn resource(origin: &Origin) -> Resource {
     let epoch = origin.epoch.map(|epoch| KeyValue::new("ryz.epoch", i64::from(epoch)));
     let rank = origin.rank.map(|rank| KeyValue::new("ryz.rank", i64::from(rank)));

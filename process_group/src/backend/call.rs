@@ -1,4 +1,4 @@
-//! One value describes any operation with its buffers.
+//! A call of any operation with its buffers, as one value.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -25,43 +25,43 @@ use crate::types::sync::lock;
 /// | barrier | – | – |
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
-    /// What must be the same on every rank.
+    /// Properties of the call that must be the same on every rank.
     pub fingerprint: CallFingerprint,
     /// The number of this call within its group (for messages: within its pair and direction), from 1.
     pub sequence: u64,
-    /// When to give up.
+    /// Time at which the call fails.
     pub deadline: Instant,
-    /// Whether the output is the input too. On ranks that only receive, nothing else tells the two layouts apart.
+    /// True if the output is also the input. On ranks that only receive, nothing else distinguishes the two layouts.
     pub in_place: bool,
-    /// What is read, where it is not the output.
+    /// The input, if it is separate from the output.
     pub input: Option<View<'a>>,
-    /// What is written.
+    /// The output.
     pub output: Option<ViewMut<'a>>,
-    /// What else is done with the sum, where the backend [can](crate::backend::Backend::fuses_add_norm).
+    /// Further work on the sum, for a backend that [supports it](crate::backend::Backend::fuses_add_norm).
     pub(crate) add_norm: Option<AddNorm<'a>>,
     /// Ends the call from another thread.
     pub(crate) interrupt: Option<Arc<Interrupt>>,
 }
 
-/// What follows the sum of an all-reduce: a residual gets it added, and its rows are normalised.
+/// Work that follows the sum of an all-reduce: adds a residual to the sum and normalises the rows.
 #[derive(Debug)]
 pub(crate) struct AddNorm<'a> {
-    /// As long as the array.
+    /// The residual: as long as the array.
     pub(crate) residual: ViewMut<'a>,
-    /// As long as a row, in f32.
+    /// The weight: as long as a row, in f32.
     pub(crate) weight: View<'a>,
     pub(crate) epsilon: f32,
 }
 
-/// Why a call that blocks is to end, told from another thread.
+/// The reason for which a blocking call must end, set by another thread.
 #[derive(Default, Debug)]
 pub(crate) struct Interrupt(Mutex<Option<Error>>);
 
 impl Interrupt {
-    /// How often a call that sleeps looks.
+    /// Interval at which a sleeping call checks for an interrupt.
     pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-    /// Ends the call under way, if there is one, and every later one.
+    /// Ends the current call, if there is one, and every later call.
     pub(crate) fn set(&self, error: Error) {
         lock(&self.0).get_or_insert(error);
     }

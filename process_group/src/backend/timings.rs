@@ -5,13 +5,13 @@ use std::time::Duration;
 use crate::paths::Path;
 use crate::types::operation::CallFingerprint;
 
-/// Where times come from that only the GPU knows, some time after the call.
+/// Source of times that only the GPU knows, some time after the call.
 pub(crate) trait Timings: Send + Sync {
-    /// Calls that were done since the last time this was asked. Never waits.
+    /// Returns the calls that finished since the previous `take`. Never waits.
     fn take(&self) -> Vec<TimedCall>;
 }
 
-/// A call that was timed.
+/// A timed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TimedCall {
     pub(crate) call: CallFingerprint,
@@ -19,11 +19,11 @@ pub(crate) struct TimedCall {
     pub(crate) time: CallTime,
 }
 
-/// What is known of a call.
+/// Information about the time of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CallTime {
-    /// How long it took.
+    /// Duration of the call.
     Took(Duration),
-    /// How much longer than others of its kind it took, as it waited for ranks that came late.
+    /// Time for which the call waited for late ranks: its duration beyond that of other calls of its kind.
     Waited(Duration),
 }

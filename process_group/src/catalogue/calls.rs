@@ -1,4 +1,4 @@
-//! Calls that fail because of what ranks do.
+//! Calls that fail because of actions of the ranks.
 
 use super::Entry;
 use super::Source::Provoked;

@@ -1,4 +1,4 @@
-//! What NCCL and UCX say about InfiniBand and RoCE.
+//! Messages of NCCL and UCX about InfiniBand and RoCE.
 
 use super::Source::Documented;
 use super::{Entry, Source};

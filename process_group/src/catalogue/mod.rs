@@ -1,7 +1,8 @@
-//! Known errors: from a message to its cause and what to do about it.
+//! Known errors: maps a message to its cause and its remedy.
 //!
-//! The entries are data, in sections. Here are those of NCCL, CUDA, InfiniBand, the operating system and the groups; the
-//! orchestrator adds its own, explains texts with all of them, and prints them in the book's page on troubleshooting.
+//! The entries are data, in sections. This module contains those of NCCL, CUDA, InfiniBand, the operating system and the groups.
+//! The orchestrator adds its own sections, explains texts with all of them, and prints them in the troubleshooting page of the
+//! book.
 
 mod calls;
 mod gpu;
@@ -12,41 +13,42 @@ mod system;
 /// A known error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Its name, which stays: `nccl-duplicate-gpu`.
+    /// Its name, which never changes: `nccl-duplicate-gpu`.
     pub id: &'static str,
-    /// How its messages read: a line with any of these is one. In lower case; `*` stands for any text within the line.
+    /// Patterns of its messages: a line that matches any of them is such an error. In lower case; `*` stands for any text within
+    /// the line.
     pub patterns: &'static [&'static str],
-    /// A real message, which this entry explains and no other before it.
+    /// A real message that this entry explains and no earlier entry does.
     pub sample: &'static str,
-    /// Where the sample is from.
+    /// Origin of the sample.
     pub source: Source,
-    /// Why it happens. Like the remedy, the rest of a line, without a full stop.
+    /// The cause. Like the remedy, it is the end of a sentence, without a full stop.
     pub cause: &'static str,
-    /// What to do.
+    /// The remedy.
     pub remedy: &'static str,
-    /// Whether the message itself says all this, so that nothing need be added where it is shown.
+    /// True if the message itself states cause and remedy, so that nothing needs to be added to it.
     pub is_plain: bool,
 }
 
-/// Where a sample is from.
+/// Origin of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// A test provokes this error, or builds its value where only a defect would: `orchestrator/ryz/tests/cli/explain/provoked.rs`.
     Provoked,
-    /// The page or the source at this address has the message.
+    /// The page or source at this address contains the message.
     Documented(&'static str),
 }
 
-/// Entries about one thing.
+/// Entries on one topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Section {
     /// Its heading.
     pub title: &'static str,
-    /// Its entries. What explains more stands first.
+    /// Its entries. More specific entries come first.
     pub entries: &'static [Entry],
 }
 
-/// The sections of this crate. What explains more stands first: a line may match several entries.
+/// The sections of this crate. More specific sections come first, because a line may match several entries.
 pub const SECTIONS: &[Section] = &[
     Section { title: "Calls of a group", entries: calls::ENTRIES },
     Section { title: "NCCL", entries: nccl::ENTRIES },
@@ -57,25 +59,25 @@ pub const SECTIONS: &[Section] = &[
 ];
 
 impl Entry {
-    /// Whether this line, in lower case, is such an error.
+    /// Returns true if this line, in lower case, is such an error.
     pub fn matches(&self, line: &str) -> bool {
         self.patterns.iter().any(|pattern| has(line, pattern))
     }
 }
 
-/// The first entry of these sections that explains a line of the text.
+/// Returns the first entry of these sections that explains a line of the text.
 pub fn find<'a>(sections: impl IntoIterator<Item = &'a Section>, text: &str) -> Option<&'a Entry> {
     let text = text.to_ascii_lowercase();
     let mut entries = sections.into_iter().flat_map(|section| section.entries);
     entries.find(|entry| text.lines().any(|line| entry.matches(line)))
 }
 
-/// What to do about an error of NCCL or CUDA, if it is known.
+/// Returns the remedy for an error of NCCL or CUDA, if it is known.
 pub(crate) fn remedy(text: &str) -> Option<&'static str> {
     find(SECTIONS, text).map(|entry| entry.remedy)
 }
 
-/// Whether the parts of the pattern stand in the line, one behind the other.
+/// Returns true if the line contains the parts of the pattern, in order.
 fn has(line: &str, pattern: &str) -> bool {
     let mut rest = line;
     pattern.split('*').all(|part| match rest.split_once(part) {

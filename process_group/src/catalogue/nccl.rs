@@ -1,4 +1,4 @@
-//! What NCCL writes with `NCCL_DEBUG=WARN`, and its codes.
+//! Messages that NCCL writes with `NCCL_DEBUG=WARN`, and its codes.
 
 use super::Source::Documented;
 use super::{Entry, Source};
@@ -154,7 +154,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
 ];
 
-/// What is left when NCCL wrote nothing down.
+/// Entries for a bare code: they apply when NCCL has written no message.
 pub(super) const CODES: &[Entry] = &[
     Entry {
         id: "nccl-cuda-error",

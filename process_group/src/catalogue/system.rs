@@ -1,4 +1,4 @@
-//! The operating system's words: sockets, files, memory, processes.
+//! Messages of the operating system: sockets, files, memory, processes.
 
 use super::Source::{Documented, Provoked};
 use super::{Entry, Source};

@@ -1,4 +1,4 @@
-//! A program made ready to run: hazards derived, nodes sorted by peer.
+//! A program prepared for execution: hazards derived, nodes sorted by peer.
 
 use crate::link::mesh::{Peer, Peers};
 use crate::schedule::Hosts;
@@ -10,21 +10,21 @@ use crate::types::operation::Operation;
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub(super) spec: CollectiveSpec,
-    /// By node: its elements.
+    /// Number of elements of each node.
     pub(super) lengths: Vec<usize>,
-    /// By node: what limits it.
+    /// Hazards of each node.
     pub(super) hazards: Vec<Vec<Hazard>>,
     /// Messages to each peer, in order.
     pub(super) sends: Peers<Vec<Send>>,
     /// Messages from each peer, in order.
     pub(super) receives: Peers<Vec<Receive>>,
     pub(super) reductions: Vec<Reduction>,
-    /// Copies, which wait for no message.
+    /// Copies, which do not depend on messages.
     pub(super) copies: Vec<Copy>,
-    /// Elements of scratch.
+    /// Number of elements of scratch memory.
     pub(super) scratch: usize,
-    /// Whether this rank gives up its processor before it looks for messages, if ranks share processors: it cannot finish before all
-    /// others have come.
+    /// True if this rank yields its processor before it looks for messages, where ranks share processors: it cannot finish before
+    /// all other ranks have entered the call.
     pub(super) yields_first: bool,
 }
 
@@ -40,11 +40,11 @@ pub(super) struct Receive {
     pub(super) into: Target,
 }
 
-/// Where a message goes.
+/// The destination of a message.
 #[derive(Debug)]
 pub(super) enum Target {
     Region(Region),
-    /// One operand of the reduction of this index.
+    /// One operand of the reduction with this index.
     Reduction(usize),
 }
 
@@ -52,11 +52,11 @@ pub(super) enum Target {
 pub(super) struct Reduction {
     pub(super) node: usize,
     pub(super) into: Region,
-    /// In order.
+    /// The operands, in order.
     pub(super) operands: Vec<Operand>,
-    /// Those of the operands that are messages.
+    /// The peers whose messages are operands.
     pub(super) peers: Vec<Peer>,
-    /// Whether an average divides here.
+    /// True if an average divides at this node.
     pub(super) last: bool,
 }
 
@@ -118,7 +118,7 @@ impl Compiled {
                 }
             }
         }
-        // No rank finishes a barrier or a rooted call before all have come to it.
+        // No rank finishes a barrier or a rooted call before all ranks have entered it.
         compiled.yields_first = spec.operation == Operation::Barrier
             || spec.operation.root().is_some()
             || compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());

@@ -1,4 +1,4 @@
-//! Whether a rank can use our own collectives, and the groups that do.
+//! Checks whether a rank can use the CPU collectives, and makes the groups that use them.
 
 use ryzanstein_config::AlgorithmChoice;
 
@@ -52,7 +52,7 @@ impl BackendFactory for Factory {
         let me = group.members[group.rank.index()].rank;
         let connections = group.connect().map_err(|unconnected| {
             let Unconnected { error, connections } = *unconnected;
-            // Those that were reached wait for this rank, and would name it instead of the one that lacks.
+            // The ranks that were reached wait for this rank, and would name it instead of the missing rank.
             decline(me, &group.members, connections, &error);
             error
         })?;

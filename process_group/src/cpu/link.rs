@@ -1,4 +1,4 @@
-//! One connection to one peer: buffered reading, and what must not cut into a frame that is being sent.
+//! A connection to a peer: buffered reading, and the bytes that must not interrupt a frame in transit.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,41 +11,41 @@ use crate::link::wire::frame::{HEADER, Header, MAX_REASON};
 use crate::membership::roster::Member;
 use crate::types::rank::Rank;
 
-/// Bytes behind those wanted that come with one system call. More of a payload would be copied once more than it need be.
+/// Bytes after the wanted ones that one system call reads. A larger part of a payload would be copied once more than necessary.
 const READ_AHEAD: usize = 8 << 10;
 
-/// Below this, what is left of a payload comes from a socket through the buffer, together with what is behind it.
+/// Length below which the rest of a payload comes from a socket through the buffer, together with the bytes after it.
 const DIRECT_READ: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) peer: Member,
     channel: Channel,
-    /// Where bytes go in both directions instead of the channel. The channel then tells whether the peer is there, and carries what
-    /// a rank says before it leaves: the peer may not have come to the rings yet.
+    /// The rings that replace the channel for bytes in both directions. The channel then shows whether the peer is alive, and
+    /// carries the last frames of a rank that leaves: the peer may not have switched to the rings yet.
     shared: Option<Shared>,
     rx: Vec<u8>,
     rx_start: usize,
     rx_end: usize,
-    /// The next frame's header, read and not yet used.
+    /// Header of the next frame: read, but not used yet.
     pub(super) header: Option<Header>,
-    /// The other end has closed, and how.
+    /// The reason for which the other end has closed, if it has.
     pub(super) closed: Option<String>,
-    /// The other end has said that it leaves in good order.
+    /// True if the other end has announced an orderly exit.
     pub(super) goodbye: bool,
-    /// The newest collective that the peer is known to have reached; making the group is number 0.
+    /// The newest collective that the peer is known to have reached. The creation of the group is number 0.
     pub(super) seen: Option<u64>,
-    /// The peer has answered our question.
+    /// True if the peer has answered the question of this rank.
     pub(super) answered: bool,
-    /// Bytes of the current frame's header that have been sent; the payload follows.
+    /// Number of bytes of the current frame's header that have been sent; the payload follows.
     pub(super) header_sent: usize,
-    /// A frame has been begun and not finished: nothing else may be sent.
+    /// True while a frame is begun and not finished: nothing else may be sent.
     pub(super) mid_frame: bool,
-    /// Control frames to go at the next frame boundary.
+    /// Control frames to send at the next frame boundary.
     control: Vec<u8>,
-    /// Messages that came before this rank asked for them, oldest first.
+    /// Messages that arrived before this rank asked for them, oldest first.
     pub(super) unexpected: VecDeque<UnexpectedMessage>,
-    /// One that is not whole yet: what comes next on the link is the rest of it.
+    /// A message that has not arrived completely: the next bytes on the link are the rest of it.
     pub(super) partial: Option<UnexpectedMessage>,
 }
 
@@ -53,13 +53,13 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct Shared {
     rings: ByteQueues,
-    /// The header and the bytes that had come on the channel before.
+    /// The header and the bytes that had arrived on the channel before.
     before: (Option<Header>, Vec<u8>),
-    /// The peer has closed its end of the channel: what is in the ring now is all.
+    /// True if the peer has closed its end of the channel: the ring receives no more bytes.
     is_over: bool,
 }
 
-/// What became of an attempt to move bytes.
+/// The result of an attempt to move bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Moved {
     Bytes(usize),
@@ -67,31 +67,31 @@ pub(super) enum Moved {
     Closed,
 }
 
-/// What became of an attempt to send a message.
+/// The result of an attempt to send a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sent {
-    /// All of it has left.
+    /// The whole message has been sent.
     Complete,
-    /// So many bytes of the payload have left, and more may follow at once.
+    /// This number of bytes of the payload has been sent, and more may follow at once.
     Part(usize),
-    /// So many have left, and the link takes no more just now.
+    /// This number of bytes has been sent, and the link accepts no more at present.
     Full(usize),
     /// The link has ended.
     Closed,
 }
 
-/// Bytes that are no frame header.
+/// Error: the bytes are not a frame header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NoHeader;
 
 impl Link {
-    /// `segment`: bytes that are read ahead at most.
+    /// Creates a link. `segment` is the maximum number of bytes that are read ahead.
     pub(super) fn new(peer: Member, channel: Channel, segment: usize) -> Self {
         Self {
             peer,
             channel,
             shared: None,
-            // A control frame must fit whole.
+            // A control frame must fit completely.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
             rx_start: 0,
             rx_end: 0,
@@ -108,18 +108,18 @@ impl Link {
         }
     }
 
-    /// From now on, bytes go through these rings. The peer does the same at the same point.
+    /// Switches to these rings: later bytes go through them. The peer does the same at the same point.
     pub(super) fn share(&mut self, rings: ByteQueues) {
-        // Questions, which need no answer any more, or an abort.
+        // These are questions, which need no answer any more, or an abort.
         let before = (self.header.take(), self.buffered().to_vec());
         (self.rx_start, self.rx_end) = (0, 0);
-        // Part of it may have gone through the channel.
+        // Part of it may have been sent through the channel.
         self.control.clear();
         self.shared = Some(Shared { rings, before, is_over: false });
     }
 
-    /// The peer has gone, and its ring is empty: goes back to what it said on the channel. `false` in the middle of a frame, or
-    /// without rings.
+    /// Called after the peer has left and its ring is empty: returns to its frames on the channel. Returns `false` in the middle of
+    /// a frame, or without rings.
     pub(super) fn return_to_channel(&mut self) -> bool {
         let is_between_frames = self.is_between_frames();
         let Some(Shared { before: (header, bytes), .. }) =
@@ -133,26 +133,26 @@ impl Link {
         true
     }
 
-    /// Beside rings, says something on the channel as well, as far as it takes it now.
+    /// Also sends a frame on the channel of a link with rings, as far as the channel accepts it now.
     pub(super) fn say_on_socket(&mut self, header: &Header, payload: &[u8]) {
         if self.is_shared() && self.channel.send(&header.encode(), payload).is_ok() {
-            // What cannot be said to a peer that has gone need not be.
+            // A peer that has left needs no frame.
             let _ = self.channel.flush();
         }
     }
 
-    /// Whether bytes go through memory.
+    /// Returns true if bytes go through memory.
     pub(super) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Whether there is something to read in memory, or room to write.
+    /// Returns true if there is something to read in memory, or room to write.
     pub(super) fn has_news(&self, to_read: bool, to_write: bool) -> bool {
         let rings = self.shared.as_ref().map(|shared| &shared.rings);
         rings.is_some_and(|rings| to_read && rings.has_unread() || to_write && rings.has_room())
     }
 
-    /// Beside rings, notes whether the peer has gone.
+    /// Notes whether the peer of a link with rings has left.
     pub(super) fn look_at_channel(&mut self) {
         if let Some(shared) = self.shared.as_mut().filter(|_| self.closed.is_none()) {
             shared.is_over |= self.channel.is_over();
@@ -163,18 +163,18 @@ impl Link {
         self.channel.socket()
     }
 
-    /// Whether there are bytes to read that polling the stream does not show.
+    /// Returns true if there are bytes to read that a poll of the stream does not show.
     pub(super) fn has_unread(&self) -> bool {
         self.channel.has_unread()
     }
 
-    /// Whether the stream has still to take bytes that were sent.
+    /// Returns true if the stream has not accepted all sent bytes yet.
     pub(super) fn has_unsent(&self) -> bool {
-        // A closed stream takes no more, and polling it always has news.
+        // A closed stream accepts no more bytes, and a poll of it always reports news.
         self.closed.is_none() && !self.is_shared() && self.channel.has_unsent()
     }
 
-    /// Passes on bytes that were sent and that the stream has not taken. `false` while some are left.
+    /// Passes on sent bytes that the stream has not accepted yet. Returns `false` while some are left.
     #[inline]
     pub(super) fn flush(&mut self) -> bool {
         if !self.channel.has_unsent() {
@@ -182,7 +182,7 @@ impl Link {
         }
         match self.channel.flush() {
             Ok(all) => all,
-            // Nobody is there to read them.
+            // No peer is left to read them.
             Err(error) => {
                 self.closed.get_or_insert_with(|| error.to_string());
                 true
@@ -190,7 +190,7 @@ impl Link {
         }
     }
 
-    /// Bytes read ahead.
+    /// Returns the bytes that were read ahead.
     pub(super) fn buffered(&self) -> &[u8] {
         &self.rx[self.rx_start..self.rx_end]
     }
@@ -203,7 +203,7 @@ impl Link {
         }
     }
 
-    /// Reads available bytes into the buffer, until it holds `wanted` bytes; from a socket, up to [`READ_AHEAD`] more.
+    /// Reads available bytes into the buffer until it contains `wanted` bytes; from a socket, up to [`READ_AHEAD`] more.
     pub(super) fn fill(&mut self, wanted: usize) -> Moved {
         if self.rx_end == self.rx.len() {
             if self.rx_start == 0 {
@@ -229,12 +229,12 @@ impl Link {
         moved
     }
 
-    /// Reads past the (empty) buffer into `target`, and what lies behind it into the buffer.
+    /// Reads past the (empty) buffer into `target`, and the bytes after that into the buffer.
     pub(super) fn read_into(&mut self, target: &mut [u8]) -> Moved {
         debug_assert!(self.rx_start == self.rx_end);
         (self.rx_start, self.rx_end) = (0, 0);
         let wanted = target.len();
-        // Just enough for the next header, so that payloads keep going where they belong.
+        // Just enough for the next header, so that payloads still go directly to their destination.
         let next = &mut self.rx[..HEADER];
         let read = match &mut self.shared {
             None => self.channel.read_pair(target, next),
@@ -249,16 +249,16 @@ impl Link {
         }
     }
 
-    /// Reads the header of the expected message from the socket, and the part of its payload that has come into `target`.
+    /// Reads the header of the expected message from the socket, and the available part of its payload into `target`.
     ///
-    /// Returns the bytes of that part, or [`Moved::WouldBlock`] if nothing has come. Returns `None` if another message comes first: the
-    /// buffer then holds it.
+    /// Returns the number of bytes of that part, or [`Moved::WouldBlock`] if nothing has arrived. Returns `None` if another message
+    /// comes first: the buffer then contains it.
     pub(super) fn read_message(&mut self, expected: &[u8; HEADER], target: &mut [u8]) -> Option<Moved> {
         debug_assert!(!self.is_shared());
         if !self.is_between_frames() {
             return None;
         }
-        // If it is something else, the buffer has to take it.
+        // If it is another message, the buffer has to contain it.
         let most = target.len().min(self.rx.len() - HEADER);
         let target = &mut target[..most];
         let read = self.channel.read_pair(&mut self.rx[..HEADER], target);
@@ -276,12 +276,12 @@ impl Link {
         None
     }
 
-    /// Whether the next byte of the link begins a frame.
+    /// Returns true if the next byte of the link begins a frame.
     fn is_between_frames(&self) -> bool {
         self.rx_start == self.rx_end && self.header.is_none() && self.partial.is_none()
     }
 
-    /// Takes a header from the buffer, if a whole one is there.
+    /// Takes a header from the buffer, if it contains a whole one.
     ///
     /// # Errors
     /// [`NoHeader`] for bytes that no rank of this version sends.
@@ -292,8 +292,8 @@ impl Link {
         Ok(Some(header))
     }
 
-    /// Sends more of a message: `payload` is what may go now, from where the last piece ended, and `left` counts the bytes from there
-    /// on, those that may not go yet included.
+    /// Sends more of a message: `payload` is the part that may be sent now, from the end of the previous part, and `left` counts
+    /// the bytes from there on, including those that may not be sent yet.
     pub(super) fn send_message(&mut self, header: &Header, payload: &[u8], left: usize) -> Sent {
         if !self.mid_frame && !self.flush_control() {
             return Sent::Full(0);
@@ -316,7 +316,7 @@ impl Link {
         if all { Sent::Part(of_payload) } else { Sent::Full(of_payload) }
     }
 
-    /// Receives more of the open message's payload, to where it belongs.
+    /// Receives more of the open message's payload, into its destination.
     pub(super) fn receive(&mut self, into: &mut [u8]) -> Moved {
         if self.buffered().is_empty() && !into.is_empty() {
             if into.len() >= DIRECT_READ || self.is_shared() {
@@ -333,12 +333,12 @@ impl Link {
         Moved::Bytes(taken)
     }
 
-    /// Takes up to `wanted` bytes of the open message into the buffer, to be reduced there.
+    /// Reads up to `wanted` bytes of the open message into the buffer, which the reduction reads.
     pub(super) fn read_ahead(&mut self, wanted: usize) -> Moved {
         if self.buffered().len() < wanted { self.fill(wanted) } else { Moved::Bytes(0) }
     }
 
-    /// Sends two pieces, in order, as far as they go now.
+    /// Sends two pieces in order, as far as the link accepts them now.
     pub(super) fn send(&mut self, first: &[u8], second: &[u8]) -> Moved {
         let sent = match &mut self.shared {
             None => self.channel.send(first, second),
@@ -346,7 +346,7 @@ impl Link {
             Some(Shared { rings, .. }) => rings.send(first, second),
         };
         match self.outcome(sent) {
-            // Zero bytes sent is not the end of a stream as zero bytes read is.
+            // Unlike a read of zero bytes, a send of zero bytes does not mean the end of the stream.
             Moved::Closed if first.is_empty() && second.is_empty() => Moved::Bytes(0),
             other => other,
         }
@@ -362,7 +362,7 @@ impl Link {
         !self.control.is_empty()
     }
 
-    /// Sends queued control frames if no other frame is under way. `false` while some are left.
+    /// Sends queued control frames if no other frame is in transit. Returns `false` while some are left.
     pub(super) fn flush_control(&mut self) -> bool {
         while !self.control.is_empty() && !self.mid_frame {
             let control = std::mem::take(&mut self.control);
@@ -372,14 +372,14 @@ impl Link {
                     self.control = control;
                     return false;
                 }
-                // Nobody is there to read them. Kept, they would have a dead socket polled, which always has news.
+                // No peer is left to read them. If they stayed, a dead socket would be polled, which always reports news.
                 Moved::Closed => {}
             }
         }
         self.control.is_empty() && self.flush()
     }
 
-    /// Closes the connection, so that the other end notices that no more will come.
+    /// Closes the connection, so that the other end notices that no more bytes follow.
     pub(super) fn cut(&mut self) {
         self.channel.shutdown(Shutdown::Both);
         self.closed.get_or_insert_with(|| "this rank closed the connection".into());
@@ -389,7 +389,7 @@ impl Link {
         self.peer.rank
     }
 
-    /// Takes in a message that nobody has asked for. `false` when there is no room: then its sender waits.
+    /// Accepts a message that no call has asked for yet. Returns `false` when there is no room: then its sender waits.
     pub(super) fn begin_unexpected(&mut self, header: Header) -> bool {
         let held: usize = self.unexpected.iter().map(|message| message.bytes.len()).sum();
         if held > 0 && held + header.length > LIMIT {
@@ -404,7 +404,7 @@ impl Link {
         true
     }
 
-    /// Reads more of the message begun. `true` once it is whole, or when none was begun.
+    /// Reads more of the begun message. Returns `true` once it is complete, or when none was begun.
     pub(super) fn continue_unexpected(&mut self) -> bool {
         let Some(mut message) = self.partial.take() else { return true };
         loop {
@@ -455,7 +455,7 @@ mod tests {
     use crate::types::dtype::DType;
     use crate::types::operation::{CallFingerprint, Operation};
 
-    /// Bytes that a link reads ahead at most.
+    /// Maximum number of bytes that a link reads ahead.
     const SEGMENT: usize = 4096;
 
     fn header(kind: Kind, length: usize) -> [u8; HEADER] {
@@ -465,13 +465,13 @@ mod tests {
         Header { kind, fingerprint, algorithm, sequence: 7, length, rank }.encode()
     }
 
-    /// A link, and its other end.
+    /// Returns a link, and its other end.
     fn link() -> (Link, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
         (Link::new(member(Rank(1)), Channel::clear(here.try_into().unwrap()), SEGMENT), there)
     }
 
-    /// All that the link has to give, in order.
+    /// Returns all bytes that the link delivers, in order.
     fn rest(link: &mut Link) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
@@ -510,7 +510,7 @@ mod tests {
         let (longer, cut) = (header(Kind::Data, 101), &message[..HEADER - 1]);
         for first in [&query[..], &[&longer[..], &[4; 101]].concat(), &message[..1], cut] {
             let (mut link, mut there) = link();
-            // The rest of a header that is cut comes later.
+            // The rest of a truncated header comes later.
             let (now, later) = if message.starts_with(first) {
                 (first.to_vec(), message[first.len()..].to_vec())
             } else {

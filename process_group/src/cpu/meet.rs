@@ -1,4 +1,4 @@
-//! Before a group's first call, the members agree on how they use each other's memory.
+//! Before the first call of a group, the members agree on their use of each other's memory.
 
 use std::io;
 use std::time::Instant;
@@ -14,30 +14,30 @@ use crate::paths::host::{Links, table};
 use crate::types::dtype::DType;
 use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
 
-/// Why links within a host stay on sockets. Its ranks exchange the index and take the smallest.
+/// Reasons for which links within a host stay on sockets. The ranks of the host exchange the index and take the smallest.
 const REASONS: [&str; 3] = [
     "process_group.tcp.shared_memory is false",
     "process_group.tcp.algorithm demands an algorithm over sockets",
     "a rank could not create or open shared memory (another user, separate containers, or a security policy); its debug log has the error",
 ];
-/// Why all links of a group over several hosts count as sockets.
+/// The reason for which all links of a group on several hosts count as sockets.
 const NOT_EVERYWHERE: &str = "the ranks are on several hosts, and those of one host do not share memory: process_group.tcp.shared_memory \
                               is false there, or a rank's debug log has the error";
 const DEMANDED: u8 = 1;
 const REFUSED: u8 = 2;
-/// Nothing does.
+/// No reason: links go through shared memory.
 const SHARED: u8 = REASONS.len() as u8;
 
-/// This rank's segment, to be kept until the other ranks of its host have opened it, and the rings to them.
+/// This rank's segment, kept until the other ranks of its host have opened it, and the rings to them.
 type Mapped = (ExportedSegment, Vec<(Peer, ByteQueues)>);
 
 impl Host {
-    /// Finds out whether links within hosts can go through shared memory. All members call this, once, before anything else.
+    /// Decides whether links within hosts can go through shared memory. All members call this, once, before any other call.
     pub(crate) fn meet(&mut self, deadline: Instant) -> Result<()> {
         if self.links.world_size() == 1 {
             return Ok(());
         }
-        // Nobody has a group yet that could tell the others.
+        // No rank has a group yet that could tell the others.
         self.agree(deadline).inspect_err(|error| self.abort(error))
     }
 
@@ -67,7 +67,7 @@ impl Host {
         Ok(())
     }
 
-    /// Maps the segments of this host's ranks if it can. Returns [`SHARED`], or the index of what keeps it from doing so.
+    /// Maps the segments of this host's ranks if possible. Returns [`SHARED`], or the index of the reason why not.
     fn share(&mut self, deadline: Instant) -> Result<(u8, Option<Mapped>)> {
         let hosts = &self.topology.hosts;
         let (host, place) = hosts.place(self.rank.index());
@@ -105,7 +105,7 @@ impl Host {
         }
         match offered {
             Some(offered) if rings.len() == ranks.len() - 1 => Ok((SHARED, Some((offered, rings)))),
-            // A peer without a segment says why.
+            // A peer without a segment states the reason.
             _ => Ok((standing.min(REFUSED), None)),
         }
     }
@@ -118,7 +118,7 @@ impl Host {
     }
 }
 
-/// A call of bytes before the group has made one.
+/// Returns a call on bytes, before the first call of the group.
 fn first_call<'a>(
     operation: Operation,
     deadline: Instant,

@@ -1,8 +1,8 @@
-//! Our own collectives between ranks on host memory.
+//! The CPU collectives: between ranks on host memory.
 //!
-//! A group is a full mesh of links. A call takes a path from the group's [table](crate::paths), makes (or remembers) its
-//! program and runs it on the caller's thread; nothing else touches the links. Links are sockets, or go through memory that the ranks
-//! [share](shared).
+//! A group is a full mesh of links. A call takes a path from the group's [table](crate::paths), makes (or remembers) its program
+//! and executes it on the caller's thread; no other thread touches the links. Links are sockets, or go through memory that the
+//! ranks [share](shared).
 
 mod compiled;
 mod executor;
@@ -45,23 +45,23 @@ use link::Link;
 use shared::Doorbell;
 use spin::SpinPolicy;
 
-/// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
+/// Maximum number of remembered choices and programs. A model has few shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
 
-/// How a group behaves on its links.
+/// Settings of a group's links.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// The algorithm that the user demands for every operation that has it.
+    /// The algorithm that the user demands for every operation that supports it.
     pub(crate) demand: Option<Algorithm>,
     /// Ranges of `ryz tune`'s table for groups of this size.
     pub(crate) tuned: Vec<TunedRange>,
     /// Bytes of a pipelined piece.
     pub(crate) segment: usize,
-    /// How to poll before sleeping.
+    /// Policy for polling before sleeping.
     pub(crate) spin: SpinPolicy,
-    /// Whether links may go through memory.
+    /// True if links may go through memory.
     pub(crate) shared_memory: bool,
-    /// Looks whether the other ranks' processes respond.
+    /// Checks whether the other ranks' processes respond.
     pub(crate) liveness: Option<Liveness>,
 }
 
@@ -71,13 +71,13 @@ pub(crate) struct Host {
     rank: Rank,
     global_rank: Rank,
     links: Peers<Link>,
-    /// What wakes this rank, where the links go through memory.
+    /// The doorbell that wakes this rank, where the links go through memory.
     doorbell: Option<Doorbell>,
     settings: Settings,
     topology: Topology,
     paths: PathTable,
-    /// The paths of calls that were made before. The keys come from this rank's own calls, so the hash need not resist attacks; the
-    /// standard library's took 600 instructions more for a call.
+    /// The paths of earlier calls. The keys come from this rank's own calls, so the hash need not resist attacks; the hash of the
+    /// standard library took 600 more instructions per call.
     choices: HashMap<(Operation, DType, usize), Path>,
     programs: HashMap<CollectiveSpec, Arc<Compiled>>,
     progress: Progress,
@@ -86,7 +86,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// `members` in group order; `rank` is this one's position among them.
+    /// Creates the rank's end. `members` are in group order; `rank` is the position of this rank among them.
     pub(crate) fn new(
         group: &str,
         rank: Rank,
@@ -126,7 +126,7 @@ impl Host {
         compiled
     }
 
-    /// The path of a call, worked out once.
+    /// Returns the path of the call, computed once.
     fn path(&mut self, operation: Operation, dtype: DType, count: usize) -> Path {
         if let Some(known) = self.choices.get(&(operation, dtype, count)) {
             return *known;
@@ -140,7 +140,7 @@ impl Host {
     }
 }
 
-/// The algorithm by which a call goes that takes this path.
+/// Returns the algorithm of a call that takes this path.
 fn algorithm(path: Path) -> Option<Algorithm> {
     match path {
         Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => Some(algorithm),
@@ -159,7 +159,7 @@ impl Backend for Host {
         let path = self.path(operation, fingerprint.dtype, fingerprint.count);
         let algorithm = algorithm(path)
             .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
-        // By recursive doubling, a barrier exchanges one byte.
+        // With recursive doubling, a barrier exchanges one byte.
         let mut token = [0u8];
         let mut output = output;
         let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
@@ -213,7 +213,7 @@ impl Backend for Host {
     }
 }
 
-/// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
+/// Tells the members that were reached why the group is not made. `me` is this rank's global rank.
 fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Channel>>, why: &Error) {
     for (member, connection) in members.iter().zip(connections) {
         if let Some(channel) = connection {
@@ -235,7 +235,7 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
     let (header, reason) = (control(Kind::Abort, origin, end), &reason.as_bytes()[..end]);
     link.say_on_socket(&header, reason);
     if link.mid_frame {
-        // The frame under way cannot be finished nor cut into: only the end of the link can say it.
+        // The current frame can neither be finished nor interrupted: only the end of the link can tell the peer.
         link.cut();
         return;
     }

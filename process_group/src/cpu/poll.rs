@@ -1,4 +1,4 @@
-//! Waiting for descriptors.
+//! Waits for descriptors.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-/// Waits until a descriptor has news, or for this long at most.
+/// Waits until a descriptor has news, or for at most this time.
 ///
 /// # Errors
 /// Those of the system, but for an interruption.

@@ -1,4 +1,4 @@
-//! One rank of the backend against peers that the test plays by hand, byte by byte.
+//! One rank of the backend against peers that the test simulates, byte by byte.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -18,12 +18,12 @@ use crate::testing::{LATE, in_time};
 use crate::types::operation::ReduceOp;
 use crate::types::rank::{Epoch, LocalRank};
 
-/// One rank of a group on one host whose links are these streams.
+/// Returns one rank of a group on one host whose links are these streams.
 fn host(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> Host {
     on_hosts(rank, &vec!["here"; n], settings, streams)
 }
 
-/// One rank of a group with a rank on each of these hosts.
+/// Returns one rank of a group with a rank on each of these hosts.
 fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<TcpStream>) -> Host {
     let members = Rank::all(hosts.len()).zip(hosts);
     let members: Vec<Member> =
@@ -47,13 +47,13 @@ fn settings(spin: Duration) -> Settings {
     }
 }
 
-/// Both ends of a connection.
+/// Returns both ends of a connection.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0)
 }
 
-/// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
+/// Returns rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
 fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
     let (mine, theirs) = (1..n).map(|_| connection()).unzip();
     (host(0, n, settings(spin), mine), theirs)
@@ -87,7 +87,7 @@ fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<
     }
 }
 
-/// The next frame's header, past its payload; none at the end.
+/// Returns the next frame's header, and skips its payload. Returns `None` at the end.
 fn read_frame(peer: &mut TcpStream) -> Option<Header> {
     let mut bytes = [0; HEADER];
     peer.read_exact(&mut bytes).ok()?;
@@ -96,7 +96,7 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
     Some(header)
 }
 
-/// Rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
+/// Returns rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
 fn rank_0_sharing(spin: Duration) -> (Host, shared::ByteQueues, TcpStream) {
     let (mut host, mut peers) = rank_0_of(2, spin);
     let [(mine, doorbell), (theirs, _)] = pair(false);
@@ -104,7 +104,7 @@ fn rank_0_sharing(spin: Duration) -> (Host, shared::ByteQueues, TcpStream) {
     (host, theirs, peers.pop().unwrap())
 }
 
-/// The frame of a message from rank 1 to rank 0.
+/// Returns the frame of a message from rank 1 to rank 0.
 fn message(count: usize) -> Vec<u8> {
     let fingerprint = CallFingerprint { operation: Operation::Send { to: Rank(0) }, dtype: DType::U8, count };
     let header = Header { fingerprint, sequence: 1, ..control(Kind::Data, Rank(1), count) };
@@ -159,7 +159,7 @@ fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
     let error = in_time(move || {
         let data = [1u8; 100];
         let mut sends = (1..).map(|sequence| {
-            // Less than what the ring takes in all.
+            // The total is smaller than the capacity of the ring.
             assert!(sequence < 200, "no send has failed");
             std::thread::sleep(Duration::from_millis(1));
             let mut send = call(Operation::Send { to: Rank(1) }, sequence, LATE, None);
@@ -232,8 +232,8 @@ fn a_rank_on_rings_tells_peers_that_are_still_on_sockets_that_it_leaves() {
     assert_eq!(kinds, [Kind::Abort, Kind::Goodbye]);
 }
 
-/// Makes a group, of which each rank has a host and may share memory or not. Returns for each rank how many of its links go through
-/// memory, and its paths.
+/// Makes a group in which each rank has a host and may share memory or not. Returns for each rank the number of links that go
+/// through memory, and its paths.
 fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
     let hosts: Vec<&str> = ranks.iter().map(|(host, _)| *host).collect();
     let mut streams: Vec<Vec<TcpStream>> = ranks.iter().map(|_| Vec::new()).collect();
@@ -342,7 +342,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 #[test]
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
-    // One has come, told what it has to tell, and waits too.
+    // One rank has entered the call, sent its messages, and waits too.
     let (operation, count) = (Operation::Send { to: Rank(0) }, shared::SEGMENT_HANDLE);
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
@@ -357,7 +357,7 @@ fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
     let security = Security::new(&SecurityConfig::default()).unwrap();
     let settings = mesh::Settings { handshake: LATE, socket_buffer: None, security };
     let mesh = Mesh::start(bound, Epoch(1), Rank(0), Secret::new([7; 32]), &settings).unwrap();
-    // The kernel accepts for a process that is stopped.
+    // The kernel accepts connections for a stopped process.
     let stopped = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = Header {
         fingerprint: CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 },
@@ -387,7 +387,7 @@ fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
     drop(peers);
     let link = &mut host.links[Peer::new(1, 0).unwrap()];
     let begun = Instant::now();
-    // The first words may still fit the socket.
+    // The first bytes may still fit the socket.
     while link.closed.is_none() && begun.elapsed() < LATE {
         link.queue_control(&control(Kind::Query, Rank(0), 0), &[]);
         link.flush_control();

@@ -2,13 +2,13 @@
 
 use crate::link::wire::frame::Header;
 
-/// Bytes of unexpected messages kept of one peer; beyond, the sender waits.
+/// Maximum number of bytes of unexpected messages of one peer; beyond that, the sender waits.
 pub(super) const LIMIT: usize = 256 << 20;
 
 #[derive(Debug)]
 pub(super) struct UnexpectedMessage {
     pub(super) header: Header,
     pub(super) bytes: Vec<u8>,
-    /// Bytes that are there.
+    /// Number of bytes that have arrived.
     pub(super) filled: usize,
 }

@@ -1,33 +1,33 @@
-//! What a rank may allocate.
+//! Memory that a rank may allocate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::DeviceError;
 
-/// What a rank may allocate and what it has.
+/// The memory that a rank may allocate, and the memory that it has allocated.
 #[derive(Debug)]
 pub(crate) struct Budget {
     device: u32,
     total: u64,
     fraction: f32,
     allocated: AtomicU64,
-    /// Of these, bytes that a pool keeps for later.
+    /// Bytes of these that a pool keeps for later.
     idle: AtomicU64,
 }
 
 /// GPU memory of one rank, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryUse {
-    /// In buffers that are in use.
+    /// Bytes in buffers that are in use.
     pub used: u64,
-    /// Allocated from the driver: `used`, and what pools keep for later.
+    /// Bytes allocated from the driver: `used`, and those that pools keep for later.
     pub reserved: u64,
-    /// What the rank may allocate.
+    /// Bytes that the rank may allocate.
     pub limit: u64,
 }
 
 impl MemoryUse {
-    /// The share of `reserved` that is not used, from 0 to 1; none where nothing is reserved.
+    /// Returns the share of `reserved` that is not used, from 0 to 1; none if nothing is reserved.
     pub fn fragmentation(&self) -> Option<f64> {
         (self.reserved > 0)
             .then(|| (self.reserved - self.used.min(self.reserved)) as f64 / self.reserved as f64)
@@ -69,12 +69,12 @@ impl Budget {
         MemoryUse { used: reserved - idle, reserved, limit: self.limit() }
     }
 
-    /// A pool keeps so many bytes more for later.
+    /// Notes that a pool keeps this number of bytes for later.
     pub(super) fn keep_idle(&self, bytes: u64) {
         self.idle.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many of those bytes are used again, or freed.
+    /// Notes that this number of those bytes is used again, or freed.
     pub(super) fn end_idle(&self, bytes: u64) {
         self.idle.fetch_sub(bytes, Ordering::Relaxed);
     }

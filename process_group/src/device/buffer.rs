@@ -1,7 +1,7 @@
-//! What collectives read and write: typed, contiguous memory.
+//! The memory that collectives read and write: typed and contiguous.
 //!
-//! A [`Buffer`] lends a [`View`]: element type and place. The place is host memory or that of a GPU. Slices and vectors of every [`Element`] are buffers;
-//! other containers implement the two traits by lending the view of their storage.
+//! A [`Buffer`] lends a [`View`]: element type and location. The location is host memory or the memory of a GPU. Slices and vectors
+//! of every [`Element`] are buffers; other containers implement the two traits by lending the view of their storage.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use crate::device::tracked::{Tracked, TrackedMut};
 use crate::error::{Error, Result};
 use crate::types::dtype::{DType, Element};
 
-/// Where memory is.
+/// The location of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Memory {
-    /// This process's own.
+    /// Host memory of this process.
     Host,
-    /// That of the GPU with this CUDA number.
+    /// Memory of the GPU with this CUDA number.
     Device(u32),
 }
 
@@ -34,9 +34,9 @@ impl fmt::Display for Memory {
 pub struct DeviceMemory {
     /// CUDA's number of the GPU.
     pub ordinal: u32,
-    /// The address there.
+    /// Its address on the GPU.
     pub address: u64,
-    /// The length.
+    /// Its length.
     pub bytes: usize,
 }
 
@@ -44,7 +44,7 @@ pub struct DeviceMemory {
 enum Place<'a> {
     Host(&'a [u8]),
     Device(DeviceMemory),
-    /// Its address is not known before it is ordered on a stream.
+    /// Memory whose address is unknown until it is ordered on a stream.
     Tracked(&'a dyn Tracked),
 }
 
@@ -55,14 +55,14 @@ enum PlaceMut<'a> {
     Tracked(&'a mut dyn TrackedMut),
 }
 
-/// A read-only, correctly aligned run of elements, in host memory or in that of a GPU.
+/// A read-only, correctly aligned run of elements, in host memory or in the memory of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     dtype: DType,
     place: Place<'a>,
 }
 
-/// A writable, correctly aligned run of elements, in host memory or in that of a GPU.
+/// A writable, correctly aligned run of elements, in host memory or in the memory of a GPU.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     dtype: DType,
@@ -94,40 +94,40 @@ fn ordinal(slice: &dyn Tracked) -> u32 {
 }
 
 impl<'a> View<'a> {
-    /// Takes raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
+    /// Interprets raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
     pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<Self> {
         check(dtype, bytes.as_ptr().addr(), bytes.len())?;
         Ok(Self { dtype, place: Place::Host(bytes) })
     }
 
-    /// The elements of a slice.
+    /// Views the elements of a slice.
     pub fn of<T: Element>(slice: &'a [T]) -> Self {
         Self { dtype: T::DTYPE, place: Place::Host(bytemuck::cast_slice(slice)) }
     }
 
-    /// Elements in the memory of a GPU.
+    /// Views elements in the memory of a GPU.
     ///
     /// # Safety
     /// `memory` must be whole elements of `dtype`, aligned to their size, in a context that the group's device can use. It
     /// must stay allocated, and nothing may write it, until every stream on which a call with this view has been enqueued
     /// is past that call: `Ok` means enqueued, so that is longer than `'a`. Memory whose freeing waits for the GPU, or is
-    /// itself enqueued behind the call, as that of [`DeviceBuffer`](crate::device::DeviceBuffer), needs no more care.
+    /// itself enqueued behind the call, as that of [`DeviceBuffer`](crate::device::DeviceBuffer), needs no further care.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
         Self { dtype, place: Place::Device(memory) }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn count(&self) -> usize {
         self.byte_len() / self.dtype.size()
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn byte_len(&self) -> usize {
         match self.place {
             Place::Host(bytes) => bytes.len(),
@@ -136,7 +136,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Where the elements are.
+    /// Returns the location of the elements.
     pub fn memory(&self) -> Memory {
         match self.place {
             Place::Host(_) => Memory::Host,
@@ -145,7 +145,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory, as bytes in the machine's own order.
+    /// Returns the memory, as bytes in the machine's own order.
     ///
     /// # Errors
     /// [`Error::Invalid`] when it is not host memory.
@@ -156,7 +156,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory, where it is a GPU's. That of a slice of cudarc is known within a call only, which orders it.
+    /// Returns the memory, if it is a GPU's. For a slice of cudarc it is known only within a call, which orders the slice.
     pub fn device(&self) -> Option<DeviceMemory> {
         match self.place {
             Place::Host(_) | Place::Tracked(_) => None,
@@ -164,12 +164,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The elements of a slice of cudarc.
+    /// Views the elements of a slice of cudarc.
     pub(crate) fn tracked(dtype: DType, slice: &'a dyn Tracked) -> Self {
         Self { dtype, place: Place::Tracked(slice) }
     }
 
-    /// The slice of cudarc, while it has not been ordered on a stream.
+    /// Returns the slice of cudarc, while it has not been ordered on a stream.
     pub(crate) fn slice(&self) -> Option<&'a dyn Tracked> {
         match self.place {
             Place::Tracked(slice) => Some(slice),
@@ -177,8 +177,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Makes a stream wait for what writes the slice, which lends its address from then on. What is enqueued there until
-    /// the result is dropped reads it.
+    /// Makes a stream wait for the work that writes the slice, which then lends its address. Work enqueued there until the result
+    /// is dropped reads it.
     pub(crate) fn order<'s>(&mut self, stream: &'s CudaStream) -> Option<SyncOnDrop<'s>>
     where
         'a: 's,
@@ -191,18 +191,18 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// Takes raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
+    /// Interprets raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
     pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<Self> {
         check(dtype, bytes.as_ptr().addr(), bytes.len())?;
         Ok(Self { dtype, place: PlaceMut::Host(bytes) })
     }
 
-    /// The elements of a slice.
+    /// Views the elements of a slice.
     pub fn of<T: Element>(slice: &'a mut [T]) -> Self {
         Self { dtype: T::DTYPE, place: PlaceMut::Host(bytemuck::cast_slice_mut(slice)) }
     }
 
-    /// Elements in the memory of a GPU.
+    /// Views elements in the memory of a GPU.
     ///
     /// # Safety
     /// As [`View::on_device`], and nothing reads it either until then.
@@ -211,7 +211,7 @@ impl<'a> ViewMut<'a> {
         Self { dtype, place: PlaceMut::Device(memory) }
     }
 
-    /// The same elements, to read.
+    /// Returns the same elements, to read.
     pub fn as_view(&self) -> View<'_> {
         let place = match &self.place {
             PlaceMut::Host(bytes) => Place::Host(bytes),
@@ -221,27 +221,27 @@ impl<'a> ViewMut<'a> {
         View { dtype: self.dtype, place }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn count(&self) -> usize {
         self.as_view().count()
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn byte_len(&self) -> usize {
         self.as_view().byte_len()
     }
 
-    /// Where the elements are.
+    /// Returns the location of the elements.
     pub fn memory(&self) -> Memory {
         self.as_view().memory()
     }
 
-    /// The memory, as bytes in the machine's own order.
+    /// Returns the memory, as bytes in the machine's own order.
     ///
     /// # Errors
     /// [`Error::Invalid`] when it is not host memory.
@@ -253,17 +253,17 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// The memory, where it is a GPU's; see [`View::device`].
+    /// Returns the memory, if it is a GPU's; see [`View::device`].
     pub fn device(&self) -> Option<DeviceMemory> {
         self.as_view().device()
     }
 
-    /// The elements of a slice of cudarc.
+    /// Views the elements of a slice of cudarc.
     pub(crate) fn tracked(dtype: DType, slice: &'a mut dyn TrackedMut) -> Self {
         Self { dtype, place: PlaceMut::Tracked(slice) }
     }
 
-    /// As [`View::order`], for what reads or writes the slice. What is enqueued until the result is dropped writes it.
+    /// As [`View::order`], for the work that reads or writes the slice. Work enqueued until the result is dropped writes it.
     pub(crate) fn order<'s>(&mut self, stream: &'s CudaStream) -> Option<SyncOnDrop<'s>>
     where
         'a: 's,
@@ -279,13 +279,13 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-/// Something that a collective can read.
+/// Memory that a collective can read.
 pub trait Buffer {
     /// Lends the elements.
     fn view(&self) -> View<'_>;
 }
 
-/// Something that a collective can write.
+/// Memory that a collective can write.
 pub trait BufferMut: Buffer {
     /// Lends the elements for writing.
     fn view_mut(&mut self) -> ViewMut<'_>;

@@ -1,7 +1,7 @@
-//! Captures what a thread enqueues on a stream into a graph.
+//! Captures the work that a thread enqueues on a stream into a graph.
 //!
-//! A capture has a CUDA stream of its own, which takes the place of the captured one on the capturing thread. So what other
-//! threads enqueue meanwhile, through this crate or past it, runs as always and cannot become part of the graph.
+//! A capture has a CUDA stream of its own, which replaces the captured stream on the capturing thread. Work that other threads
+//! enqueue in the meantime, through this crate or without it, runs as always and cannot become part of the graph.
 
 use cudarc::driver::sys;
 
@@ -12,11 +12,11 @@ use super::stream::Stream;
 use super::symbols::foreign;
 
 impl Stream {
-    /// Records what `work` enqueues on this stream, on this thread, into a graph, without running it.
+    /// Records the work that `work` enqueues on this stream, on this thread, into a graph, without running it.
     ///
-    /// `work` must not wait for the GPU, nor allocate or free its memory. Other threads may use the stream meanwhile; their work
-    /// is no part of the graph. Nor is what reaches the stream past this crate, unless it goes to [`handle`](Self::handle) as it
-    /// is within `work`.
+    /// `work` must not wait for the GPU, nor allocate or free its memory. Other threads may use the stream in the meantime; their
+    /// work is not part of the graph. Neither is work that reaches the stream without this crate, unless it uses the
+    /// [`handle`](Self::handle) that `work` sees.
     ///
     /// # Errors
     /// Those of `work`, and those of the driver; [`DeviceError::Invalid`] when the stream is being captured already.
@@ -41,14 +41,14 @@ impl Stream {
     }
 }
 
-/// Any thread may go on with what it asks of CUDA: in the stricter modes, asking for events of earlier calls, as profiles and
-/// watchdogs do, ends the capture.
+/// Any thread may continue to query CUDA: in the stricter modes, queries of events of earlier calls, as profiles and watchdogs make
+/// them, end the capture.
 const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
-/// A capture on this thread. It ends when this is dropped, also when what is captured fails or panics.
+/// A capture on this thread. It ends when this is dropped, also when the captured work fails or panics.
 struct Capture {
     of: Own,
-    /// The stream in its place; `None` once the capture has ended.
+    /// The replacement stream; `None` once the capture has ended.
     place: Option<Stream>,
 }
 
@@ -69,7 +69,7 @@ impl Capture {
         Ok(Self { of, place: Some(place) })
     }
 
-    /// The graph, if CUDA's code is zero.
+    /// Ends the capture. Returns the graph, which is valid if CUDA's code is zero.
     fn end(&mut self) -> (sys::CUgraph, i32) {
         let mut graph = std::ptr::null_mut();
         let Some(place) = self.place.take() else { return (graph, 0) };

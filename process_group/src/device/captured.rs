@@ -1,35 +1,35 @@
-//! Which streams this thread captures.
+//! The streams that this thread captures.
 
 use std::cell::RefCell;
 
 use cudarc::driver::sys;
 
 thread_local! {
-    /// The streams that this thread captures, each with the one in its place.
+    /// The streams that this thread captures, each with its replacement.
     static CAPTURED: RefCell<Vec<(Own, sys::CUstream)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stream by CUDA's own names: each context has a default stream, and all of these have the same handle.
+/// A stream in CUDA's terms: each context has a default stream, and all default streams have the same handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Own {
     pub(super) context: sys::CUcontext,
     pub(super) stream: sys::CUstream,
 }
 
-/// The stream on which this thread enqueues what is meant for `own`.
+/// Returns the stream on which this thread enqueues work for `own`.
 pub(super) fn current(own: Own) -> sys::CUstream {
-    // Once its thread-local storage is gone, a thread captures nothing.
+    // Once its thread-local storage is destroyed, a thread captures nothing.
     let place = CAPTURED
         .try_with(|captured| captured.borrow().iter().find(|(of, _)| *of == own).map(|(_, place)| *place));
     place.ok().flatten().unwrap_or(own.stream)
 }
 
-/// From now on, this thread enqueues on `place` what is meant for `of`.
+/// Makes this thread enqueue work for `of` on `place`.
 pub(super) fn begin(of: Own, place: sys::CUstream) {
     CAPTURED.with_borrow_mut(|captured| captured.push((of, place)));
 }
 
-/// Ends that.
+/// Ends the replacement.
 pub(super) fn end(of: Own) {
     CAPTURED.with_borrow_mut(|captured| captured.retain(|(captured, _)| *captured != of));
 }

@@ -1,9 +1,9 @@
-//! Kernels compiled at run time, and kept.
+//! Kernels compiled at run time, and cached.
 //!
-//! Sources include no header, so that no toolkit is needed. What is compiled is kept in memory by source and options, and
-//! on disk by source, options, compiler version and architecture; a file is written beside its place and renamed into it,
-//! so that a reader finds all of it or nothing. Disks lose parts of files, and the driver trusts what it is given: a digest
-//! at the end says whether everything is as it was written.
+//! Sources include no header, so that no toolkit is needed. Compiled code is cached in memory by source and options, and on disk by
+//! source, options, compiler version and architecture. A file is written under a temporary name and then renamed, so that a reader
+//! finds all of it or nothing. Disks lose parts of files, and the driver trusts its input: a digest at the end shows whether the
+//! file is intact.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
@@ -22,7 +22,7 @@ use super::nvrtc::Nvrtc;
 use super::symbols::foreign;
 use super::symbols::{Version, hex, text};
 
-/// The compiler for one GPU, with what it has compiled.
+/// The compiler for one GPU, with the modules that it has compiled.
 pub struct Kernels {
     context: Arc<Context>,
     capability: (u32, u32),
@@ -42,7 +42,7 @@ impl Kernels {
         }
     }
 
-    /// The module of a source in CUDA C++, compiled now unless it has been before. `name` is for errors.
+    /// Returns the module of a source in CUDA C++, and compiles it if necessary. `name` is for errors.
     ///
     /// # Errors
     /// [`DeviceError::Compile`] with the compiler's log; [`DeviceError::Missing`] without a compiler.
@@ -56,7 +56,7 @@ impl Kernels {
         }
         let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
         let kept = file.as_deref().and_then(|f| std::fs::read(f).ok());
-        // A kept file that is damaged or does not load is made anew.
+        // A cached file that is damaged or does not load is compiled again.
         let module =
             kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?.to_vec()).ok());
         let module = if let Some(module) = module {
@@ -83,12 +83,12 @@ impl std::fmt::Debug for Kernels {
     }
 }
 
-/// What to compile for.
+/// The target of a compilation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Target {
-    /// Machine code for exactly this architecture, with all that is particular to it.
+    /// Machine code for exactly this architecture, with all its specific instructions.
     Cubin(u32),
-    /// The GPU is newer than the compiler: an intermediate language that the driver translates.
+    /// An intermediate language that the driver translates, for a GPU that is newer than the compiler.
     Ptx(u32),
 }
 
@@ -104,7 +104,7 @@ impl Target {
 
     fn option(self) -> String {
         match self {
-            // `a`: instructions that only this architecture has, which its own machine code may use.
+            // `a`: instructions of this architecture only, which its own machine code may use.
             Self::Cubin(a) if a >= 90 => format!("sm_{a}a"),
             Self::Cubin(a) => format!("sm_{a}"),
             Self::Ptx(a) => format!("compute_{a}"),
@@ -128,18 +128,18 @@ fn key(source: &str, options: &[&str], compiler: Version, target: &str) -> Strin
     hex(&hash.finalize())
 }
 
-/// What is kept of compiled code: its digest follows it.
+/// Returns the cached form of compiled code: the code, followed by its digest.
 fn sealed(code: &[u8]) -> Vec<u8> {
     [code, &Sha256::digest(code)].concat()
 }
 
-/// The code, if it is all there and unchanged.
+/// Returns the code, if it is complete and unchanged.
 fn unsealed(kept: &[u8]) -> Option<&[u8]> {
     let (code, digest) = kept.split_last_chunk::<32>()?;
     (<[u8; 32]>::from(Sha256::digest(code)) == *digest).then_some(code)
 }
 
-/// Writes the file whole or not at all. Others may write the same at the same time.
+/// Writes the file completely or not at all. Others may write the same file at the same time.
 fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let folder = file.parent().unwrap_or(Path::new("."));
@@ -177,7 +177,7 @@ fn zero_ended(what: &str, text: &str) -> Result<CString, DeviceError> {
     CString::new(text).map_err(|_| DeviceError::invalid(format!("the {what} of a kernel holds a zero byte")))
 }
 
-/// A program being compiled, destroyed on every way out.
+/// A program in compilation, destroyed on every exit path.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: nvrtcProgram,
@@ -191,7 +191,7 @@ impl Drop for Program<'_> {
 }
 
 impl Program<'_> {
-    /// What a pair of functions says: the first how long, the second the content, for which there is as much room.
+    /// Calls a pair of functions: the first returns the length, the second the content, for which there is that much room.
     fn content(
         &self,
         call: &str,
@@ -284,8 +284,8 @@ fn compile(
     }
 }
 
-/// Compiles a source for an architecture without a GPU, to see that it compiles. Returns the machine code, or PTX for the
-/// newest architecture that the compiler knows if that is older.
+/// Compiles a source for an architecture without a GPU, to check that it compiles. Returns the machine code, or PTX for the newest
+/// architecture that the compiler knows if that is older.
 ///
 /// # Errors
 /// [`DeviceError::Compile`] with the compiler's log; [`DeviceError::Invalid`] for a source with a zero byte.
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(Target::choose((9, 0), &[80, 90, 100]).option(), "sm_90a");
         assert_eq!(Target::choose((8, 0), &[80, 90]).option(), "sm_80");
         assert_eq!(Target::choose((12, 0), &[80, 90]).option(), "compute_90");
-        // A compiler that says nothing of what it knows is asked for what is needed.
+        // A compiler that does not list its architectures is asked for the needed one.
         assert_eq!(Target::choose((9, 0), &[]).option(), "sm_90a");
     }
 
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_kept_file_that_is_cut_or_changed_anywhere_is_not_used() {
-        // As long as the header of an ELF file and more, and with its first bytes.
+        // At least as long as the header of an ELF file, and with its first bytes.
         let code = [&b"\x7fELF"[..], &[7; 100], b"\0"].concat();
         let kept = sealed(&code);
         assert_eq!(unsealed(&kept), Some(&code[..]));
@@ -350,7 +350,7 @@ mod tests {
             changed[length] ^= 1;
             assert_eq!(unsealed(&changed), None, "byte {length}");
         }
-        // What was kept without a digest is not used either.
+        // Code that was cached without a digest is not used either.
         assert_eq!(unsealed(&code), None);
     }
 }

@@ -9,11 +9,11 @@ use super::driver::Driver;
 use super::error::DeviceError;
 use super::symbols::foreign;
 
-/// What everything on a GPU needs: its context, and the driver's functions.
+/// The context of a GPU and the driver's functions, which everything on the GPU needs.
 ///
-/// The context is cudarc's, which releases it with the last of its users. Calls of our own go through the driver's table:
-/// one call makes the context current, where cudarc asks first, and no error that cudarc has kept from a drop is returned
-/// in place of their own.
+/// The context is cudarc's, which releases it with the last of its users. Calls of this crate use the driver's table: one call
+/// makes the context current, where cudarc first queries it, and no error that cudarc has kept from a drop is returned instead of
+/// their own.
 pub(crate) struct Context {
     pub(crate) driver: Driver,
     pub(crate) ordinal: u32,
@@ -32,15 +32,15 @@ impl Context {
             .map_err(|error| driver.refused(ordinal, "cuDevicePrimaryCtxRetain", error))
     }
 
-    /// Makes this GPU the current one of this thread. Every function that touches it calls this first.
+    /// Makes this GPU the current one of this thread. Every function that uses the GPU calls this first.
     pub(crate) fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context is retained for as long as `self` lives.
         let code = unsafe { foreign!(driver, self.driver.cuCtxSetCurrent(self.handle())) };
         self.check("cuCtxSetCurrent", code)
     }
 
-    /// Lets this thread ask for events while another captures a stream. An engine may capture in a mode in which asking ends
-    /// the capture otherwise.
+    /// Lets this thread query events while another thread captures a stream. An engine may capture in a mode in which a query
+    /// otherwise ends the capture.
     pub(crate) fn ask_during_captures(&self) -> Result<(), DeviceError> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the pointer is to a live mode, which the call exchanges for this thread's.
@@ -56,12 +56,12 @@ impl Context {
         self.cuda.cu_ctx()
     }
 
-    /// The driver's number of the GPU.
+    /// Returns the driver's number of the GPU.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.cuda.cu_device()
     }
 
-    /// Bytes free and bytes in all, other processes counted.
+    /// Returns the free bytes and all bytes. Both include other processes.
     pub(super) fn free_and_total(&self) -> Result<(u64, u64), DeviceError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -75,7 +75,7 @@ impl Context {
         self.driver.check(self.ordinal, call, code)
     }
 
-    /// What cudarc's objects have said.
+    /// Converts the result of a call of cudarc's objects.
     pub(super) fn took<T>(
         &self,
         call: &'static str,

@@ -8,7 +8,7 @@ use super::symbols::foreign;
 use super::symbols::{Symbol, Table, Unusable, Version, functions, text};
 
 functions! {
-    /// CUDA's driver interface, as far as cudarc's objects do not cover it or would cost a call more.
+    /// CUDA's driver interface, where cudarc's objects do not cover it or would need one more call.
     Driver {
         cuInit,
         cuDriverGetVersion,
@@ -54,7 +54,7 @@ functions! {
     }
 }
 
-/// Not an error: what was asked about is still going on.
+/// Not an error: the queried work is still in progress.
 pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
@@ -113,7 +113,7 @@ impl Driver {
         DeviceError::Driver { call, device, code, name, text }
     }
 
-    /// What cudarc has refused, as if it had been called here.
+    /// Converts an error of cudarc, as if the call had been made here.
     pub(crate) fn refused(
         &self,
         device: u32,

@@ -1,13 +1,13 @@
-//! What can go wrong with a GPU, and what to do about it.
+//! Errors of a GPU, and their remedies.
 
 use super::discover::Missing;
 use crate::catalogue;
 
-/// Why something on a GPU failed.
+/// An error on a GPU.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// A library is not there, is too old or lacks functions.
+    /// A library is missing, is too old or lacks functions.
     #[error(transparent)]
     Missing(#[from] Missing),
 
@@ -17,13 +17,13 @@ pub enum DeviceError {
         Self::shown(*.count)
     )]
     NoDevice {
-        /// The rank's position on its host, which is the number of the GPU it takes.
+        /// The rank's position on its host, which is the number of its GPU.
         local_rank: u32,
-        /// GPUs that there are.
+        /// Number of GPUs.
         count: u32,
     },
 
-    /// A function of CUDA refused.
+    /// A function of CUDA returned an error.
     #[error("{call} failed on GPU {device} with CUDA error {code} ({name}): {text}{}", remedy(.name))]
     Driver {
         /// The function.
@@ -34,7 +34,7 @@ pub enum DeviceError {
         code: i32,
         /// CUDA's name of the error.
         name: String,
-        /// CUDA's own words.
+        /// CUDA's description of the error.
         text: String,
     },
 
@@ -49,9 +49,9 @@ pub enum DeviceError {
         device: u32,
         /// Bytes asked for.
         wanted: u64,
-        /// Bytes that this rank holds already.
+        /// Bytes that this rank has already allocated.
         allocated: u64,
-        /// Bytes that it may hold.
+        /// Bytes that it may allocate.
         budget: u64,
         /// Bytes of the GPU.
         total: u64,
@@ -71,32 +71,32 @@ pub enum DeviceError {
         wanted: u64,
         /// Bytes that are free.
         free: u64,
-        /// Bytes that this rank holds already.
+        /// Bytes that this rank has already allocated.
         allocated: u64,
         /// Bytes of the GPU.
         total: u64,
     },
 
-    /// The run-time compiler refused a kernel.
+    /// The run-time compiler rejected a kernel.
     #[error("kernel `{kernel}` does not compile for {architecture} ({status}):\n{log}")]
     Compile {
         /// Name of the source.
         kernel: String,
-        /// What it was compiled for.
+        /// The target architecture.
         architecture: String,
-        /// The compiler's own word for it.
+        /// The compiler's name of the error.
         status: String,
         /// The compiler's log.
         log: String,
     },
 
-    /// The program asked for something that cannot be.
+    /// The program asked for something impossible.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl DeviceError {
-    /// How many GPUs there are, and what to do about it.
+    /// Describes the number of visible GPUs, and a remedy.
     pub(crate) fn shown(count: u32) -> String {
         if count == 0 {
             return "none; see whether `nvidia-smi` lists GPUs, and let CUDA_VISIBLE_DEVICES name them or unset it".into();
@@ -109,7 +109,7 @@ impl DeviceError {
         Self::Invalid(reason.into())
     }
 
-    /// CUDA's number of the error, where it is one of CUDA's.
+    /// Returns CUDA's number of the error, if it is an error of CUDA.
     pub fn code(&self) -> Option<i32> {
         match self {
             Self::Driver { code, .. } => Some(*code),
@@ -118,7 +118,7 @@ impl DeviceError {
     }
 }
 
-/// What to do about an error of CUDA, as the end of a sentence; empty where nothing can be advised.
+/// Returns the remedy for an error of CUDA, as the end of a sentence; empty if none is known.
 fn remedy(name: &str) -> String {
     catalogue::remedy(name).map_or_else(String::new, |remedy| format!("; {remedy}"))
 }

@@ -12,17 +12,17 @@ use super::poll::poll;
 use super::stream::Stream;
 use super::symbols::foreign;
 
-/// How often a wait without a deadline says that it waits.
+/// Interval at which a wait without a deadline reports that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// A point in a stream that others can wait for, and that can be timed.
+/// A point in a stream that others can wait for and that can be timed.
 pub struct Event {
     context: Arc<Context>,
     event: CudaEvent,
 }
 
 impl Event {
-    /// An event that can be timed, if `timed`; it costs a little more then.
+    /// Creates an event. If `timed`, it can be timed, which costs a little more.
     ///
     /// # Errors
     /// Those of the driver.
@@ -38,7 +38,7 @@ impl Event {
         self.event.cu_event()
     }
 
-    /// Sets it to the stream's end as it is now.
+    /// Sets it to the current end of the stream.
     ///
     /// # Errors
     /// Those of the driver.
@@ -50,7 +50,7 @@ impl Event {
         self.context.check("cuEventRecord", code)
     }
 
-    /// In a capture: makes it a node of the graph, so that each launch sets it and it can be read outside.
+    /// In a capture: makes it a node of the graph, so that each launch sets it and it can be read outside the graph.
     ///
     /// # Errors
     /// Those of the driver.
@@ -67,10 +67,10 @@ impl Event {
         self.context.check("cuEventRecordWithFlags", code)
     }
 
-    /// Whether the GPU has come past it. So it is if it was never recorded.
+    /// Returns true if the GPU has passed it. An event that was never recorded counts as passed.
     ///
     /// # Errors
-    /// What went wrong on the GPU meanwhile.
+    /// Errors of earlier work on the GPU.
     pub fn is_done(&self) -> Result<bool, DeviceError> {
         self.context.bind()?;
         // SAFETY: the event lives.
@@ -81,15 +81,15 @@ impl Event {
         }
     }
 
-    /// Waits until the GPU has come past it, or the deadline has passed; says which.
+    /// Waits until the GPU has passed it, or until the deadline. Returns true if the GPU has passed it.
     ///
     /// # Errors
-    /// What went wrong on the GPU meanwhile.
+    /// Errors of earlier work on the GPU.
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
         poll(deadline, || self.is_done())
     }
 
-    /// Time from `earlier` to this one, both timed and done; half a microsecond fine.
+    /// Returns the time from `earlier` to this event, both timed and done. The resolution is half a microsecond.
     ///
     /// # Errors
     /// When one is not timed, not recorded or not done.
@@ -113,24 +113,23 @@ impl Event {
 }
 
 impl Stream {
-    /// Waits until everything enqueued so far has been done, or the deadline has passed; says which.
+    /// Waits until everything enqueued so far is done, or until the deadline. Returns true if it is done.
     ///
     /// # Errors
-    /// What went wrong on the GPU meanwhile.
+    /// Errors of earlier work on the GPU.
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
         self.end()?.wait_until(deadline)
     }
 
-    /// The stream's end as it is now.
+    /// Returns the current end of the stream.
     fn end(&self) -> Result<Event, DeviceError> {
         let end = Event::new(self, false)?;
         end.record(self)?;
         Ok(end)
     }
 
-    /// Waits until everything enqueued so far has been done, however long: for copies from and to borrowed memory, which must
-    /// not be given back before. What they wait for in the stream has deadlines of its own: a collective that lacks a rank is
-    /// ended by its group.
+    /// Waits until everything enqueued so far is done, without a limit: for copies from and to borrowed memory, which must not be
+    /// returned before. The earlier work in the stream has deadlines of its own: the group ends a collective that lacks a rank.
     pub(crate) fn drain(&self) -> Result<(), DeviceError> {
         let started = Instant::now();
         let end = self.end()?;
@@ -144,7 +143,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes what is enqueued from now on wait for the event.
+    /// Makes work that is enqueued from now on wait for the event.
     ///
     /// # Errors
     /// Those of the driver.

@@ -18,14 +18,14 @@ use super::symbols::foreign;
 use super::symbols::hex;
 use crate::types::rank::LocalRank;
 
-/// What a GPU says of itself.
+/// Properties that a GPU reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
-    /// CUDA's number of it, counted among those that CUDA_VISIBLE_DEVICES shows.
+    /// CUDA's number of the GPU, among those that CUDA_VISIBLE_DEVICES shows.
     pub ordinal: u32,
     /// Its name, such as `NVIDIA H200`.
     pub name: String,
-    /// Its place on the PCI bus, such as `0000:19:00.0`.
+    /// Its PCI address, such as `0000:19:00.0`.
     pub pci: String,
     /// Its identity, as `nvidia-smi -L` shows it: `GPU-…`.
     pub uuid: String,
@@ -33,14 +33,14 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Most bytes of shared memory a block may opt in to.
+    /// Maximum shared memory in bytes to which a block may opt in.
     pub shared_bytes: u32,
     /// Bytes of memory.
     pub total_memory: u64,
 }
 
 impl DeviceInfo {
-    /// Every GPU that CUDA shows this process, in its order. None of them is taken: no context is made.
+    /// Returns every GPU that CUDA shows this process, in CUDA's order. Takes none of them: makes no context.
     ///
     /// # Errors
     /// Without a driver, and those of the driver.
@@ -62,7 +62,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Takes the GPU whose number is the rank's position on its host; or the only one, if CUDA shows one: Slurm's
+    /// Takes the GPU whose number is the rank's position on its host, or the only one if CUDA shows one: Slurm's
     /// `--gpus-per-task=1` and containers show each rank its own.
     ///
     /// # Errors
@@ -82,11 +82,11 @@ impl Device {
         Self::assemble(&driver, ordinal, cuda, Stream::new, libraries, config)
     }
 
-    /// Takes a GPU over from an engine that stands on cudarc: all calls of a group on this device, and the kernels of a
-    /// model, run on the engine's own stream, in its order, also while it captures a graph.
+    /// Takes over a GPU from an engine that uses cudarc: all calls of a group on this device, and the kernels of a model, run on
+    /// the engine's own stream, in its order, also while it captures a graph.
     ///
-    /// Groups add streams of their own to the context ([`CudaContext::new_stream`]), for asynchronous calls. So cudarc's
-    /// tracking of slices by events begins, if it has not, unless the engine has disabled it.
+    /// Groups add streams of their own to the context ([`CudaContext::new_stream`]) for asynchronous calls. So cudarc starts to
+    /// track slices by events, if it has not yet, unless the engine has disabled that.
     ///
     /// # Errors
     /// When the stream is of another context; without a driver; those of the driver.
@@ -111,9 +111,8 @@ impl Device {
         Self::assemble(&driver, ordinal, Arc::clone(context), over, libraries, config)
     }
 
-    /// Takes a GPU over from an engine that does not stand on this crate's cudarc: its `CUcontext` and `CUstream`, a null
-    /// stream being the default one. Neither is destroyed when the device is dropped. Else as
-    /// [`from_cudarc`](Self::from_cudarc).
+    /// Takes over a GPU from an engine that does not use this crate's cudarc: its `CUcontext` and `CUstream`. A null stream is the
+    /// default one. Neither is destroyed when the device is dropped. Otherwise as [`from_cudarc`](Self::from_cudarc).
     ///
     /// # Errors
     /// Without a driver; those of the driver.
@@ -142,7 +141,7 @@ impl Device {
         // SAFETY: as above; it is kept from being destroyed just below.
         let cuda = unsafe { CudaContext::from_raw_context(ordinal as usize, device, context.cast()) }
             .map_err(|error| driver.refused(ordinal, "cuCtxSetCurrent", error))?;
-        // cudarc destroys what it wraps with the last reference: one is never given back.
+        // cudarc destroys the objects that it wraps with the last reference: one reference is never returned.
         std::mem::forget(Arc::clone(&cuda));
         // SAFETY: a stream of this context that outlives the wrapper, by the caller's promise.
         let stream = unsafe { cuda.wrap_borrowed_stream(stream.cast()) };
@@ -165,23 +164,23 @@ impl Device {
         Ok(Self { context, info: Arc::new(info), stream, libraries: Arc::clone(libraries), kernels })
     }
 
-    /// What it says of itself.
+    /// Returns the properties that the GPU reports.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// CUDA's number of it.
+    /// Returns CUDA's number of the GPU.
     pub fn ordinal(&self) -> u32 {
         self.context.ordinal
     }
 
-    /// The stream on which this rank's computation and its collectives run, in the order they are called; asynchronous ones
-    /// have another.
+    /// Returns the stream on which this rank's computation and its collectives run, in the order of the calls; asynchronous ones
+    /// have another stream.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// One more stream.
+    /// Creates another stream.
     ///
     /// # Errors
     /// Those of the driver.
@@ -189,27 +188,27 @@ impl Device {
         Stream::new(&self.context)
     }
 
-    /// The libraries found.
+    /// Returns the libraries found.
     pub fn libraries(&self) -> &Arc<Libraries> {
         &self.libraries
     }
 
-    /// Kernels compiled for this GPU.
+    /// Returns the kernels compiled for this GPU.
     pub fn kernels(&self) -> &Kernels {
         &self.kernels
     }
 
-    /// The context as cudarc has it.
+    /// Returns the context as an object of cudarc.
     pub fn cudarc(&self) -> &Arc<CudaContext> {
         self.context.cuda()
     }
 
-    /// The driver's functions.
+    /// Returns the driver's functions.
     pub fn driver(&self) -> &Driver {
         &self.context.driver
     }
 
-    /// Makes this GPU the current one of this thread, as libraries beside the driver's need it.
+    /// Makes this GPU the current one of this thread, as libraries other than the driver need it.
     ///
     /// # Errors
     /// Those of the driver.
@@ -217,7 +216,7 @@ impl Device {
         self.context.bind()
     }
 
-    /// Bytes free and bytes in all, other processes counted.
+    /// Returns the free bytes and all bytes. Both include other processes.
     ///
     /// # Errors
     /// Those of the driver.
@@ -225,32 +224,32 @@ impl Device {
         self.context.free_and_total()
     }
 
-    /// Bytes allocated by this rank, and bytes that it may allocate.
+    /// Returns the bytes allocated by this rank, and the bytes that it may allocate.
     pub fn budget(&self) -> (u64, u64) {
         (self.context.budget.allocated(), self.context.budget.limit())
     }
 
-    /// What this rank has allocated, and how much of it is in use.
+    /// Returns the memory that this rank has allocated, and how much of it is in use.
     pub fn memory_use(&self) -> MemoryUse {
         self.context.budget.memory_use()
     }
 
-    /// Shows [`memory_use`](Self::memory_use) for as long as the device is there, without keeping it.
+    /// Returns a handle that shows [`memory_use`](Self::memory_use) while the device exists, without keeping it alive.
     pub fn memory_watch(&self) -> MemoryWatch {
         MemoryWatch(Arc::downgrade(&self.context))
     }
 
-    /// For pools: `bytes` of what has been allocated are kept for later.
+    /// For pools: notes that `bytes` of the allocated bytes are kept for later.
     pub fn pool_keeps(&self, bytes: u64) {
         self.context.budget.keep_idle(bytes);
     }
 
-    /// For pools: `bytes` of what was kept are used again, or freed.
+    /// For pools: notes that `bytes` of the kept bytes are used again, or freed.
     pub fn pool_gives(&self, bytes: u64) {
         self.context.budget.end_idle(bytes);
     }
 
-    /// An attribute of the GPU.
+    /// Returns an attribute of the GPU.
     ///
     /// # Errors
     /// Those of the driver.
@@ -259,12 +258,12 @@ impl Device {
     }
 }
 
-/// Shows what a rank has allocated on its GPU, from any thread.
+/// Shows the GPU memory of a rank, from any thread.
 #[derive(Clone)]
 pub struct MemoryWatch(Weak<Context>);
 
 impl MemoryWatch {
-    /// None once the device is gone.
+    /// Returns the memory use, or none once the device is dropped.
     pub fn read(&self) -> Option<MemoryUse> {
         Some(self.0.upgrade()?.budget.memory_use())
     }
@@ -295,7 +294,7 @@ fn attribute(
     Ok(value)
 }
 
-/// The driver's number of a GPU, and what it says of itself. The driver has been initialised.
+/// Returns the driver's number of a GPU, and the properties that the GPU reports. The driver has been initialised.
 fn look_at(driver: &Driver, ordinal: u32) -> Result<(sys::CUdevice, DeviceInfo), DeviceError> {
     let mut device = 0;
     // SAFETY: the pointer is to a live integer; a number that no GPU has is an error of the driver's.

@@ -1,4 +1,4 @@
-//! Work that is repeated.
+//! Repeatable work.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use super::error::DeviceError;
 use super::stream::Stream;
 use super::symbols::foreign;
 
-/// Work recorded by [`Stream::capture`], to be done any number of times at the price of one launch.
+/// Work recorded by [`Stream::capture`], which can be repeated any number of times, each at the cost of one launch.
 pub struct Graph {
     context: Arc<Context>,
     executable: sys::CUgraphExec,
@@ -40,7 +40,7 @@ impl Graph {
         Ok(Self { context: Arc::clone(context), executable, launching: Mutex::default(), nodes })
     }
 
-    /// How many operations it has.
+    /// Returns the number of operations.
     pub fn nodes(&self) -> usize {
         self.nodes
     }

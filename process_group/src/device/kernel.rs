@@ -1,4 +1,4 @@
-//! Compiled kernels and how they are launched.
+//! Compiled kernels and their launch.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads what the compiler made, unchanged: the driver is told no length, and trusts a CUBIN's headers and a PTX's final
-    /// zero.
+    /// Loads the output of the compiler, unchanged: the driver gets no length, and trusts the headers of a CUBIN and the final zero
+    /// of PTX.
     pub(super) fn load(context: &Arc<Context>, name: &str, code: Vec<u8>) -> Result<Self, DeviceError> {
         let loaded = context.took("cuModuleLoadData", context.cuda().load_module(Ptx::from_binary(code)))?;
         Ok(Self { context: Arc::clone(context), loaded, name: name.into() })
     }
 
-    /// A kernel of it, declared `extern "C" __global__`.
+    /// Returns a kernel of the module, declared `extern "C" __global__`.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// When the module has no kernel of this name.
     pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel, DeviceError> {
         self.context.bind()?;
         if name.contains('\0') {
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Kernel {
     }
 }
 
-/// How many threads a launch has, and what they share.
+/// The threads of a launch, and the memory that they share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launch {
     /// Blocks in each dimension.
@@ -73,30 +73,30 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Dynamic shared memory of a block in bytes; more than 48 KiB needs [`Kernel::allow_shared`] once.
     pub shared_bytes: u32,
-    /// Blocks of a cluster in x; 1 for none.
+    /// Number of blocks of a cluster in x; 1 for no clusters.
     pub cluster: u32,
-    /// Whether it may start before the kernel in front of it has ended (programmatic dependent launch). The kernel must
-    /// then wait (`griddepcontrol.wait`) before it touches what that one writes.
+    /// True if it may start before the previous kernel has ended (programmatic dependent launch). The kernel must then wait
+    /// (`griddepcontrol.wait`) before it touches memory that the previous kernel writes.
     pub overlap: bool,
 }
 
 impl Launch {
-    /// `blocks` blocks of `threads` threads.
+    /// Creates a launch of `blocks` blocks of `threads` threads.
     pub const fn new(blocks: u32, threads: u32) -> Self {
         Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, cluster: 1, overlap: false }
     }
 
-    /// Enough blocks of `threads` threads for `count` elements. CUDA refuses the launch when that is more blocks than a grid
-    /// has, or `threads` is 0.
+    /// Creates a launch of enough blocks of `threads` threads for `count` elements. CUDA rejects the launch when a grid cannot have that many
+    /// blocks, or `threads` is 0.
     pub fn over(count: usize, threads: u32) -> Self {
         let blocks = count.div_ceil(threads.max(1) as usize).max(1);
         Self::new(u32::try_from(blocks).unwrap_or(u32::MAX), threads)
     }
 }
 
-/// A value that a kernel takes: a number, an address, or a plain struct laid out as the kernel declares it.
+/// A value that a kernel takes: a number, an address, or a plain struct with the layout that the kernel declares.
 pub trait Argument {
-    /// Where the value is.
+    /// Returns the address of the value.
     fn pointer(&self) -> *mut c_void;
 }
 
@@ -106,21 +106,21 @@ impl<T: bytemuck::Pod> Argument for T {
     }
 }
 
-/// Most arguments of a kernel.
+/// Maximum number of arguments of a kernel.
 const ARGUMENTS: usize = 32;
 
 impl Kernel {
-    /// Lets launches use up to `bytes` bytes of dynamic shared memory a block.
+    /// Lets launches use up to `bytes` bytes of dynamic shared memory per block.
     ///
     /// # Errors
-    /// When the GPU has less.
+    /// When the GPU has less shared memory.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), DeviceError> {
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         self.context.bind()?;
         self.context.took("cuFuncSetAttribute", self.function.set_attribute(most, bytes as i32))
     }
 
-    /// How many blocks of this shape fit one multiprocessor at a time.
+    /// Returns the number of blocks of this shape that fit one multiprocessor at a time.
     ///
     /// # Errors
     /// Those of the driver.

@@ -1,4 +1,4 @@
-//! The libraries that drive GPUs, looked for once.
+//! The libraries that drive GPUs, searched for once.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
 use super::symbols::foreign;
 
-/// Each library, or why it cannot be used. One binary runs on machines that have all of them and on those with none.
+/// Each library, or the reason why it cannot be used. One binary runs on machines that have all of them and on those with none.
 #[derive(Clone, Debug)]
 pub struct Libraries {
     /// The driver.
@@ -23,20 +23,20 @@ pub struct Libraries {
     pub nvrtc: Result<Found<Nvrtc>, Missing>,
     /// The matrix library.
     pub cublaslt: Result<Found<CublasLt>, Missing>,
-    /// Where compiled kernels are kept; nowhere if that is unknown.
+    /// Folder of the compiled kernels; none if it is unknown.
     pub kernel_cache: Option<PathBuf>,
 }
 
 impl Libraries {
-    /// Looks for all of them. Cheap where there are none: a few file names are tried.
+    /// Searches for all libraries. This is cheap on a machine without them: it tries a few file names.
     pub fn find(config: &DeviceConfig, search: &LibrarySearch) -> Self {
         let driver: Result<Found<Driver>, Missing> = {
             let key = "device.cuda";
-            // A driver belongs to the kernel it was installed with: other places than the loader's hold none.
+            // A driver belongs to its kernel: only the loader's locations contain it.
             let nothing = LibrarySearch::default();
             open(key, places(key, config.cuda.as_deref(), &["libcuda.so.1"], &nothing))
         };
-        // Libraries of CUDA 13 need a driver of 13; those of 12 run on both.
+        // Libraries of CUDA 13 need a driver of version 13; those of CUDA 12 run on both.
         let newest = driver.as_ref().map_or(13, |d| d.version.0);
         let named = |base: &str| -> Vec<String> {
             [13, 12].into_iter().filter(|v| *v <= newest).map(|v| format!("{base}.so.{v}")).collect()
@@ -60,7 +60,7 @@ impl Libraries {
         }
     }
 
-    /// How many GPUs CUDA shows this process.
+    /// Returns the number of GPUs that CUDA shows this process.
     ///
     /// # Errors
     /// Without a driver, or when it cannot be initialised.

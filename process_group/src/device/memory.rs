@@ -13,9 +13,9 @@ use super::symbols::foreign;
 use crate::device::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
 use crate::types::dtype::{DType, Element};
 
-/// Elements in the memory of a GPU. Freed when dropped, which waits for what the GPU is doing.
+/// Elements in the memory of a GPU. Dropping it frees the memory, which waits for the current work of the GPU.
 ///
-/// Allocated by itself, not from a pool, so that other processes can be given a handle of it.
+/// It has an allocation of its own, not from a pool, so that other processes can open it by a handle.
 pub struct DeviceBuffer {
     context: Arc<Context>,
     address: Address,
@@ -24,7 +24,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `count` elements, whose content is whatever was there. Aligned to 256 bytes.
+    /// Allocates `count` elements with unspecified content. Aligned to 256 bytes.
     ///
     /// # Errors
     /// [`DeviceError::Budget`] and [`DeviceError::OutOfMemory`] with the sums.
@@ -64,7 +64,7 @@ impl DeviceBuffer {
         Ok(Self { context: Arc::clone(context), address, dtype, count })
     }
 
-    /// The context of the GPU that it is on.
+    /// Returns the context of its GPU.
     pub(super) fn context(&self) -> &Context {
         &self.context
     }
@@ -79,7 +79,7 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Copies from ordinary host memory, behind what is in the stream. Waits for the copy.
+    /// Copies from ordinary host memory, after the work in the stream. Waits for the copy.
     ///
     /// # Errors
     /// When type or length differ, and those of the driver.
@@ -90,7 +90,7 @@ impl DeviceBuffer {
         stream.drain()
     }
 
-    /// Copies into ordinary host memory, behind what is in the stream. Waits for the copy.
+    /// Copies into ordinary host memory, after the work in the stream. Waits for the copy.
     ///
     /// # Errors
     /// When type or length differ, and those of the driver.
@@ -101,7 +101,7 @@ impl DeviceBuffer {
         stream.drain()
     }
 
-    /// All elements, copied behind what is in the stream.
+    /// Copies all elements, after the work in the stream.
     ///
     /// # Errors
     /// When the type differs, and those of the driver.
@@ -111,7 +111,7 @@ impl DeviceBuffer {
         Ok(values)
     }
 
-    /// [`write`](Self::write) for elements whose type is known at run time only: all bytes of the buffer.
+    /// As [`write`](Self::write), for elements whose type is known at run time only: all bytes of the buffer.
     ///
     /// # Errors
     /// When the length differs, and those of the driver.
@@ -122,7 +122,7 @@ impl DeviceBuffer {
         stream.drain()
     }
 
-    /// [`read`](Self::read) for elements whose type is known at run time only: all bytes of the buffer.
+    /// As [`read`](Self::read), for elements whose type is known at run time only: all bytes of the buffer.
     ///
     /// # Errors
     /// When the length differs, and those of the driver.
@@ -133,7 +133,7 @@ impl DeviceBuffer {
         stream.drain()
     }
 
-    /// Enqueues zeros for some of its elements, behind what is in the stream.
+    /// Enqueues zeros for a range of its elements, after the work in the stream.
     ///
     /// # Errors
     /// When the range goes past the end, and those of the driver.
@@ -163,22 +163,22 @@ impl DeviceBuffer {
         )))
     }
 
-    /// Where it is. Zero when it has no elements.
+    /// Returns its address; zero without elements.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Its size.
+    /// Returns its size in bytes.
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size()
     }
@@ -198,7 +198,7 @@ impl DeviceBuffer {
         })
     }
 
-    /// Some of its elements.
+    /// Returns a range of its elements.
     ///
     /// # Errors
     /// When the range goes past the end.
@@ -206,7 +206,7 @@ impl DeviceBuffer {
         Ok(DeviceSlice { memory: self.memory(&range)?, buffer: self })
     }
 
-    /// Some of its elements, for writing.
+    /// Returns a range of its elements, for writing.
     ///
     /// # Errors
     /// When the range goes past the end.
@@ -252,7 +252,7 @@ impl BufferMut for DeviceBuffer {
     }
 }
 
-/// Some elements of a [`DeviceBuffer`].
+/// A range of the elements of a [`DeviceBuffer`].
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     buffer: &'a DeviceBuffer,
@@ -266,7 +266,7 @@ impl Buffer for DeviceSlice<'_> {
     }
 }
 
-/// Some elements of a [`DeviceBuffer`], for writing.
+/// A range of the elements of a [`DeviceBuffer`], for writing.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a> {
     buffer: &'a mut DeviceBuffer,

@@ -1,8 +1,9 @@
 //! GPUs: libraries found at run time, contexts, memory, streams, graphs and kernels.
 //!
-//! One binary serves machines with and without GPUs. Nothing here is linked: each library is looked for, opened and its
-//! functions taken into a table, whole or not at all, so that a missing one is an error that says where it was looked
-//! for. Contexts, streams, events, modules and pinned memory are [`cudarc`]'s, and so are the types of all functions. No environment variable is read; the caller passes [`LibrarySearch`].
+//! One binary serves machines with and without GPUs. No library is linked: each one is searched for and opened, and its functions
+//! are loaded into a table, completely or not at all. So a missing library is an error that lists the searched locations. Contexts,
+//! streams, events, modules and pinned memory are [`cudarc`]'s, and so are the types of all functions. This module reads no
+//! environment variable; the caller passes [`LibrarySearch`].
 
 #![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
 

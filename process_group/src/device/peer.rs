@@ -1,4 +1,4 @@
-//! What a link between two GPUs carries, measured.
+//! Measures the bandwidth of a link between two GPUs.
 
 use super::error::DeviceError;
 use super::event::Event;
@@ -8,12 +8,12 @@ use super::shared::enable_peer_access;
 use super::symbols::foreign;
 use crate::types::dtype::DType;
 
-/// Bytes of one copy: long enough that its start does not count.
+/// Bytes of one copy: enough to make its start-up negligible.
 const BYTES: usize = 256 << 20;
 const COPIES: usize = 5;
 
-/// Measures a copy from the memory of one GPU to that of another, both of this process, in 10⁹ bytes per second: the best of
-/// a few. `None` where they cannot reach each other's memory, so that a copy would go through the host.
+/// Measures a copy from the memory of one GPU to that of another, both of this process, in 10⁹ bytes per second: the best of a few.
+/// Returns `None` if they cannot reach each other's memory, so that a copy would go through the host.
 ///
 /// # Errors
 /// Those of the driver and of memory (256 MiB on each).
@@ -46,7 +46,7 @@ pub fn peer_copy_gbs(from: &Device, to: &Device) -> Result<Option<f64>, DeviceEr
         }
         Ok(())
     });
-    // Also when a copy was refused: those before it use the buffers.
+    // This also applies when a copy has failed: the copies before it use the buffers.
     stream.drain()?;
     copied?;
     let mut best = f64::INFINITY;

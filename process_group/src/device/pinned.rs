@@ -1,4 +1,4 @@
-//! Host memory that a GPU reaches.
+//! Host memory that a GPU can access.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::gpu::Device;
 use super::symbols::Address;
 use super::symbols::foreign;
 
-/// Host memory that the GPU copies from and to without a detour, and at the speed of the bus. Page-locked: make few.
+/// Host memory that the GPU accesses directly, at the speed of the bus. It is page-locked: make few such buffers.
 pub struct PinnedBuffer {
     context: Arc<Context>,
-    /// Behind `memory`, which is kept apart as cudarc waits for an event at each look.
+    /// The owner of `memory`, which is stored separately because cudarc waits for an event at each access.
     _owner: PinnedHostSlice<u8>,
     memory: *mut u8,
     bytes: usize,
@@ -30,7 +30,7 @@ impl PinnedBuffer {
     /// # Errors
     /// Those of the driver.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, DeviceError> {
-        // Reachable from every context, and mapped into the GPU's address space.
+        // Accessible from every context, and mapped into the GPU's address space.
         const FLAGS: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let context = Arc::clone(&device.context);
         let bytes = bytes.max(1);
@@ -46,24 +46,25 @@ impl PinnedBuffer {
         Ok(Self { context, _owner: owner, memory, bytes })
     }
 
-    /// The memory. What the GPU still copies to or from it must have been waited for.
+    /// Returns the memory. Copies by the GPU to or from it must have finished.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: allocated with this length and zeroed; freed on drop only.
         unsafe { std::slice::from_raw_parts(self.memory, self.bytes) }
     }
 
-    /// The memory, for writing.
+    /// Returns the memory, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and borrowed alone.
         unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
     }
 
-    /// The address on the host, for words that the host and the GPU share. A caller must not hold a slice of the memory too.
+    /// Returns the address on the host, for words that the host and the GPU share. A caller must not hold a slice of the memory
+    /// too.
     pub(crate) const fn pointer(&self) -> *mut u8 {
         self.memory
     }
 
-    /// Where the GPU sees it.
+    /// Returns the address on the GPU.
     ///
     /// # Errors
     /// Those of the driver.

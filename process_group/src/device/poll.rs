@@ -1,14 +1,14 @@
-//! Waiting for a GPU.
+//! Waits for a GPU.
 
 use std::time::{Duration, Instant};
 
 use super::error::DeviceError;
 
-/// How long a wait polls without pause before it begins to sleep in between.
+/// Time for which a wait polls without pause before it begins to sleep in between.
 const SPIN: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 
-/// Polls, first without pause and then with naps, until done or the deadline has passed; says which.
+/// Polls, first without pause and then with sleeps, until done or until the deadline. Returns true if done.
 pub(super) fn poll(
     deadline: Instant,
     mut done: impl FnMut() -> Result<bool, DeviceError>,

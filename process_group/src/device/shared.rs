@@ -1,4 +1,4 @@
-//! Memory of a GPU that several ranks reach: of this process, or of others by CUDA's handles.
+//! GPU memory that several ranks can access: ranks of this process, or of others by CUDA's handles.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use super::gpu::Device;
 use super::memory::DeviceBuffer;
 use super::symbols::{Address, foreign};
 
-/// CUDA says so of access that is there already.
+/// CUDA's code for access that is already enabled.
 const ALREADY: i32 = 704;
 
-/// What another process needs to open a [`DeviceBuffer`]: CUDA's handle, which it writes and reads as bytes.
+/// The handle with which another process opens a [`DeviceBuffer`]: CUDA's handle, which it writes and reads as bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct MemoryHandle(Vec<u8>);
 
 impl DeviceBuffer {
-    /// A handle by which other processes open this memory. It must stay allocated while they use it.
+    /// Returns a handle with which other processes open this memory. The memory must stay allocated while they use it.
     ///
     /// # Errors
     /// Those of the driver: memory of an engine's pool has no handle, nor has any in some virtual machines.
@@ -42,7 +42,7 @@ pub(crate) struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// Maps what the handle stands for, so that this GPU's kernels reach it.
+    /// Maps the memory of the handle, so that this GPU's kernels can access it.
     ///
     /// # Errors
     /// Those of the driver: the two GPUs have no peer access, or the processes are in containers that share no IPC namespace.
@@ -65,7 +65,7 @@ impl MappedMemory {
         Ok(Self { context: Arc::clone(context), address })
     }
 
-    /// Where this GPU's kernels see it.
+    /// Returns its address for this GPU's kernels.
     pub(crate) const fn address(&self) -> Address {
         self.address
     }
@@ -84,7 +84,7 @@ impl Drop for MappedMemory {
     }
 }
 
-/// Lets kernels and copies of `device` reach `peer`, memory of another GPU of this process.
+/// Lets kernels and copies of `device` access `peer`, memory of another GPU of this process.
 ///
 /// # Errors
 /// Those of the driver: the two have no peer access.

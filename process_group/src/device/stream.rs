@@ -1,4 +1,4 @@
-//! Streams: what runs on a GPU, and in which order.
+//! Streams: the work of a GPU, and its order.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::error::DeviceError;
 use super::symbols::Address;
 use super::symbols::foreign;
 
-/// A queue of work on a GPU. Clones are the same stream.
+/// A queue of work on a GPU. Clones refer to the same stream.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
@@ -24,7 +24,7 @@ struct Inner {
 }
 
 impl Stream {
-    /// One that does not wait for the legacy default stream, of the lowest priority.
+    /// Creates a stream that does not wait for the legacy default stream, of the lowest priority.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let stream = context.took("cuStreamCreate", context.cuda().new_stream())?;
         Ok(Self::over(context, stream))
@@ -35,18 +35,18 @@ impl Stream {
         Self { inner: Arc::new(Inner { context: Arc::clone(context), stream }) }
     }
 
-    /// The stream as cudarc has it: slices are allocated on it, kernels and libraries of an engine launched.
+    /// Returns the stream as an object of cudarc, on which an engine allocates slices and launches kernels and libraries.
     pub fn cudarc(&self) -> &Arc<CudaStream> {
         &self.inner.stream
     }
 
-    /// CUDA's handle, for other libraries to enqueue on. It is valid on this thread until a [`capture`](Self::capture) begins or
-    /// ends: while this thread captures the stream, it is the handle of the capture.
+    /// Returns CUDA's handle, on which other libraries can enqueue. It is valid on this thread until a [`capture`](Self::capture)
+    /// begins or ends: while this thread captures the stream, it is the handle of the capture.
     pub fn handle(&self) -> sys::CUstream {
         current(self.own())
     }
 
-    /// The stream itself, captured or not.
+    /// Returns the stream itself, captured or not.
     pub(super) fn own(&self) -> Own {
         Own { context: self.inner.context.handle(), stream: self.inner.stream.cu_stream() }
     }
@@ -55,10 +55,10 @@ impl Stream {
         &self.inner.context
     }
 
-    /// Whether everything enqueued so far has been done. A stream that is being captured cannot be asked.
+    /// Returns true if everything enqueued so far is done. A stream in a capture cannot be queried.
     ///
     /// # Errors
-    /// What went wrong on the GPU meanwhile.
+    /// Errors of earlier work on the GPU.
     pub fn is_idle(&self) -> Result<bool, DeviceError> {
         let context = &self.inner.context;
         context.bind()?;
@@ -70,7 +70,7 @@ impl Stream {
         }
     }
 
-    /// Whether it is being captured into a graph.
+    /// Returns true if it is being captured into a graph.
     ///
     /// # Errors
     /// Those of the driver.

@@ -1,9 +1,9 @@
 //! Functions of libraries that are found at run time.
 //!
-//! A table of [`Symbol`]s is loaded whole or not at all, so that no call can meet a missing one. No signature is written
-//! here: [`foreign!`](crate::foreign) takes argument types from cudarc's function of the same name, so a call with other
-//! arguments does not compile. Status codes come back as plain integers, not as cudarc's enumerations: a library newer than
-//! its bindings returns codes that those lack, and such a value must not exist.
+//! A table of [`Symbol`]s is loaded completely or not at all, so that no call can find a missing one. No signature is written here:
+//! [`foreign!`](crate::foreign) takes argument types from cudarc's function of the same name, so a call with other arguments does
+//! not compile. Status codes are plain integers, not cudarc's enumerations: a library newer than its bindings returns codes that
+//! the enumerations lack, and such a value must not exist.
 
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
@@ -11,49 +11,49 @@ use std::ptr::NonNull;
 
 use libloading::os::unix::Library;
 
-/// An opaque handle of a library: a pointer that is never looked behind.
+/// An opaque handle of a library: a pointer that is never dereferenced.
 pub type Handle = usize;
 /// An address in the memory of a GPU.
 pub type Address = u64;
 
 /// A table of functions.
 pub(crate) trait Table: Sized {
-    /// What people call the library.
+    /// The usual name of the library.
     const NAME: &'static str;
-    /// The oldest version that will do.
+    /// The oldest supported version.
     const MINIMUM: Version;
 
-    /// Takes every function from an open library, or says which is missing.
+    /// Loads every function from an open library, or names the missing one.
     fn load(library: &Library) -> Result<Self, Unusable>;
 
-    /// Asks the library for its version.
+    /// Queries the version of the library.
     fn version(&self) -> Result<Version, Unusable>;
 
-    /// The address of any of its functions, to find out which file it came from.
+    /// Returns the address of any of its functions, to find its file.
     fn address(&self) -> usize;
 
-    /// Says why a library that is new enough will not do all the same.
+    /// Returns the reason why a library that is new enough cannot be used.
     fn refuse(&self) -> Result<(), Unusable> {
         Ok(())
     }
 }
 
-/// Why a library cannot be used.
+/// The reason why a library cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unusable {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("not there")]
     NotThere,
-    /// The loader refuses the file; its own words.
+    /// The loader rejects the file, with this message.
     #[error("{0}")]
     Loader(String),
     /// A function is missing.
     #[error("it has no function {0}")]
     NoFunction(&'static str),
-    /// The library does not tell its version.
+    /// The library does not report its version.
     #[error("{call} returned {code}")]
     NoVersion {
-        /// The function that was asked.
+        /// The function that was called.
         call: &'static str,
         /// The status it returned.
         code: i32,
@@ -63,16 +63,16 @@ pub enum Unusable {
     TooOld {
         /// Its version.
         found: Version,
-        /// The oldest that would do.
+        /// The oldest supported version.
         minimum: Version,
     },
-    /// cudarc, which asks the loader for the driver by name, does not find it.
+    /// cudarc, which loads the driver by name, does not find it.
     #[error(
         "cudarc loads CUDA's driver by the loader's names, under which it is not found; put its folder into \
          LD_LIBRARY_PATH"
     )]
     UnknownToLoader,
-    /// cudarc, which asks the loader for the driver by name, gets another file.
+    /// cudarc, which loads the driver by name, gets another file.
     #[error(
         "cudarc loads CUDA's driver by the loader's names, under which it gets {}; put this one's folder first in \
          LD_LIBRARY_PATH", .0.as_ref().map_or_else(|| "another file".into(), |file| file.display().to_string())
@@ -122,7 +122,7 @@ impl Symbol {
         self.0.as_ptr() as usize
     }
 
-    /// The function as a pointer that takes what cudarc's function takes, and returns a plain integer for a status.
+    /// Returns the function as a pointer with the arguments of cudarc's function, which returns a plain integer for a status.
     ///
     /// # Safety
     /// The argument must be cudarc's function of the name under which this symbol was found.
@@ -145,13 +145,13 @@ impl Symbol {
 }
 
 mod sealed {
-    /// What nobody else adds to.
+    /// Prevents implementations outside this module.
     pub trait Sealed {}
 }
 
-/// What a library's function returns: a status is a plain integer here.
+/// The return type of a library's function: a status is a plain integer here.
 pub trait Returned: sealed::Sealed {
-    /// The same, where every value that the library may return is a value.
+    /// The same, as a type for which every value that the library may return is valid.
     type Plain;
 }
 
@@ -214,7 +214,7 @@ bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10);
 bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12 A13 A14 A15 A16);
 
 /// Calls a library's function: `foreign!(nccl, table.ncclCommAbort(communicator))`. The first word is cudarc's module of the
-/// library; argument types are those of cudarc's function of that name, and a status comes back as an `i32`. Functions that
+/// library; argument types are those of cudarc's function of that name, and a status is returned as an `i32`. Functions that
 /// explain a status code are called with `code` before it: `foreign!(nccl, table.ncclGetErrorString(code 5))`.
 ///
 /// Calling it is `unsafe`: the library's own rules hold.
@@ -253,7 +253,7 @@ macro_rules! foreign {
     };
     (@split $library:ident, [$($table:tt)*] $function:ident ; $($argument:expr),*) => {
         {
-            // What cudarc declares: the arguments must be these.
+            // cudarc's declaration: the arguments must match it.
             let binding: unsafe fn($($crate::foreign!(@hole $argument)),*) -> _ =
                 $crate::device::cudarc::$library::sys::$function;
             $($table)* $function.of(binding)($($argument),*)
@@ -264,7 +264,7 @@ macro_rules! foreign {
     };
     (@code $library:ident, [$($table:tt)*] $function:ident ; $code:expr ; $($argument:expr),*) => {
         {
-            // What cudarc declares: the arguments must be these.
+            // cudarc's declaration: the arguments must match it.
             let binding: unsafe fn(_, $($crate::foreign!(@hole $argument)),*) -> _ =
                 $crate::device::cudarc::$library::sys::$function;
             $($table)* $function.of_code(binding)($code $(, $argument)*)
@@ -274,7 +274,7 @@ macro_rules! foreign {
 
 pub(crate) use foreign;
 
-/// `struct` with one function a line, and the loading of all of them.
+/// Declares a `struct` with one function per line, and the loading of all of them.
 macro_rules! functions {
     ($(#[$meta:meta])* $name:ident { $($function:ident),+ $(,)? }) => {
         $(#[$meta])*
@@ -307,7 +307,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Two digits a byte.
+/// Returns two digits per byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -316,7 +316,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Text that a library owns.
+/// Returns a copy of a text that a library owns.
 ///
 /// # Safety
 /// `text` is null or points to a text that ends with a zero and stays unchanged during the call.

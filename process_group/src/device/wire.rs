@@ -1,4 +1,4 @@
-//! f32 values in the memory of a GPU, rounded to 16 bits for their way to other ranks.
+//! f32 values in the memory of a GPU, rounded to 16 bits for transfer to other ranks.
 
 use super::error::DeviceError;
 use super::gpu::Device;
@@ -10,7 +10,7 @@ use crate::types::dtype::DType;
 /// CUDA C++ without headers.
 const SOURCE: &str = include_str!("wire.cu");
 const THREADS: u32 = 256;
-/// More blocks than this do not fit a GPU at once; the kernels walk on.
+/// More blocks than this do not fit a GPU at once; each block then processes several parts.
 const BLOCKS: u32 = 1024;
 
 /// Memory for values of 16 bits, kept from call to call.
@@ -25,7 +25,7 @@ pub(crate) struct WireMemory {
 pub(crate) struct WireBuffer {
     device: Device,
     values: DeviceBuffer,
-    /// A graph has its address: it stays as long as the group.
+    /// True if a graph contains its address: it stays as long as the group.
     is_captured: bool,
 }
 
@@ -34,10 +34,10 @@ impl WireMemory {
         Self { device: device.clone(), buffers: Vec::new() }
     }
 
-    /// Room for `count` values of `dtype`, f16 or bf16. Shorter memory is given back, unless a graph uses it.
+    /// Returns room for `count` values of `dtype`, f16 or bf16. Frees shorter memory, unless a graph uses it.
     ///
     /// # Errors
-    /// When there is none and the stream is being captured, which must not allocate; those of [`DeviceBuffer::new`].
+    /// When there is no room and the stream is being captured, which must not allocate; those of [`DeviceBuffer::new`].
     pub(crate) fn room(&mut self, dtype: DType, count: usize) -> Result<&mut WireBuffer, DeviceError> {
         let is_capturing = self.device.stream().is_capturing()?;
         let suits =
@@ -61,10 +61,10 @@ impl WireMemory {
 }
 
 impl WireBuffer {
-    /// The first `count` values.
+    /// Returns the first `count` values.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// When it has fewer values.
     pub(crate) fn values(&mut self, count: usize) -> Result<DeviceSliceMut<'_>, DeviceError> {
         self.values.slice_mut(0..count)
     }
@@ -87,7 +87,7 @@ impl WireBuffer {
         }
     }
 
-    /// Enqueues the way back, divided by `divisor`.
+    /// Enqueues the reverse conversion, divided by `divisor`.
     ///
     /// # Errors
     /// As [`narrow`](Self::narrow).

@@ -1,4 +1,4 @@
-//! Collectives between GPUs: NCCL, and our own kernels in front of it.
+//! Collectives between GPUs: NCCL, and the kernels of this crate in front of it.
 
 pub(crate) mod nccl;
 mod peer_memory;

@@ -1,4 +1,4 @@
-//! An all-reduce with what follows it in a transformer's layer.
+//! An all-reduce fused with the next operations of a transformer's layer.
 
 use super::ProcessGroup;
 use super::inner::Buffers;
@@ -10,24 +10,24 @@ use crate::types::operation::{Operation, ReduceOp};
 use crate::types::sync::lock;
 
 impl ProcessGroup {
-    /// Whether [`all_reduce_add_norm`](Self::all_reduce_add_norm) takes `rows` rows of `columns` elements. It does where the ranks
-    /// share the memory of their GPUs, for f32, f16 and bf16: where the array has at most 8 MiB, a row has a multiple of 16 bytes and
-    /// at most 64 KiB (8 KiB before Hopper), and no path is forced. Otherwise sum, add and normalise by themselves.
+    /// Returns true if [`all_reduce_add_norm`](Self::all_reduce_add_norm) accepts `rows` rows of `columns` elements. It does if the
+    /// ranks share the memory of their GPUs, for f32, f16 and bf16: if the array has at most 8 MiB, a row has a multiple of 16
+    /// bytes and at most 64 KiB (8 KiB before Hopper), and no path is forced. Otherwise sum, add and normalise in separate steps.
     /// Every rank gets the same answer.
     pub fn fuses_add_norm(&self, dtype: DType, rows: usize, columns: usize) -> bool {
         let Some(count) = rows.checked_mul(columns).filter(|count| *count > 0) else { return false };
         lock(&self.inner.core).backend.backend().fuses_add_norm(dtype, count, columns)
     }
 
-    /// In one kernel: sums `buffer` (`[rows × columns]`) over the ranks, adds the sum to `residual` (likewise), and fills `buffer`
-    /// with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32. Sum, residual and
-    /// result are each rounded once to the type of the elements.
+    /// Executes in one kernel: sums `buffer` (`[rows × columns]`) over the ranks, adds the sum to `residual` (of the same shape),
+    /// and fills `buffer` with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32.
+    /// Sum, residual and result are each rounded once to the type of the elements.
     ///
-    /// The kernel follows the fused all-reduces of TensorRT-LLM and SGLang. Profiles and records call this an all-reduce.
-    /// After an error, `buffer` and `residual` hold no result.
+    /// The kernel follows the fused all-reduces of TensorRT-LLM and SGLang. Profiles and records show this as an all-reduce. After
+    /// an error, `buffer` and `residual` contain no result.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where [`fuses_add_norm`](Self::fuses_add_norm) says no, when types or lengths do not fit, and for slices
+    /// [`Error::Invalid`] where [`fuses_add_norm`](Self::fuses_add_norm) is false, when types or lengths do not fit, and for slices
     /// of cudarc; otherwise as [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_add_norm(
         &mut self,

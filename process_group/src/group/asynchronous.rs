@@ -1,4 +1,4 @@
-//! The calls of a group that return at once and hand out a [`Work`]: they run on the group's own worker.
+//! The calls of a group that return at once with a [`Work`]: they run on the group's own worker.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
@@ -13,7 +13,7 @@ use crate::types::rank::Rank;
 use crate::types::sync::lock;
 
 impl ProcessGroup {
-    /// [`all_reduce`](Self::all_reduce) on the group's worker. Later calls of the group come after it.
+    /// Starts an [`all_reduce`](Self::all_reduce) on the group's worker. Later calls of the group come after it.
     pub fn all_reduce_async<B: BufferMut + Send + 'static>(
         &mut self,
         buffer: B,
@@ -22,7 +22,7 @@ impl ProcessGroup {
         self.in_place_async(Operation::AllReduce(op), buffer)
     }
 
-    /// [`broadcast`](Self::broadcast) on the group's worker.
+    /// Starts a [`broadcast`](Self::broadcast) on the group's worker.
     pub fn broadcast_async<B: BufferMut + Send + 'static>(
         &mut self,
         buffer: B,
@@ -31,12 +31,12 @@ impl ProcessGroup {
         self.in_place_async(Operation::Broadcast { root }, buffer)
     }
 
-    /// [`all_gather`](Self::all_gather) on the group's worker.
+    /// Starts an [`all_gather`](Self::all_gather) on the group's worker.
     pub fn all_gather_async<B: BufferMut + Send + 'static>(&mut self, buffer: B) -> Result<Work<B>> {
         self.in_place_async(Operation::AllGather, buffer)
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) on the group's worker.
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter) on the group's worker.
     pub fn reduce_scatter_async<B: BufferMut + Send + 'static>(
         &mut self,
         buffer: B,
@@ -45,12 +45,12 @@ impl ProcessGroup {
         self.in_place_async(Operation::ReduceScatter(op), buffer)
     }
 
-    /// [`all_to_all`](Self::all_to_all) on the group's worker.
+    /// Starts an [`all_to_all`](Self::all_to_all) on the group's worker.
     pub fn all_to_all_async<B: BufferMut + Send + 'static>(&mut self, buffer: B) -> Result<Work<B>> {
         self.in_place_async(Operation::AllToAll, buffer)
     }
 
-    /// [`send`](Self::send) on the group's worker.
+    /// Starts a [`send`](Self::send) on the group's worker.
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
         let operation = Operation::Send { to };
@@ -65,7 +65,7 @@ impl ProcessGroup {
         })
     }
 
-    /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
+    /// Starts a [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
     pub fn recv_async<B: BufferMut + Send + 'static>(
         &mut self,
         mut buffer: B,
@@ -109,10 +109,10 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let (sender, work) = Work::new();
         let job: Job = Box::new(move |inner| {
-            // The others wait for this call: a panic of the buffer's own code must not keep the reason from them.
+            // The other ranks wait for this call: a panic in the buffer's code must not hide the reason from them.
             let result = catch_unwind(AssertUnwindSafe(|| run(inner, &mut buffer)))
                 .unwrap_or_else(|panic| Err(inner.panicked(&*panic)));
-            // Nobody may be waiting any more; the buffer is then freed here.
+            // The caller may have stopped waiting; the buffer is then freed here.
             let _ = sender.send((buffer, result));
         });
         if self.worker.is_none() {
@@ -127,7 +127,7 @@ impl ProcessGroup {
         Ok(work)
     }
 
-    /// Waits for all that the worker was given before.
+    /// Waits for all earlier work of the worker.
     pub(super) fn wait_idle(&self) {
         if self.worker.is_none() {
             return;

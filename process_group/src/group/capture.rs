@@ -8,18 +8,17 @@ use super::inner::GroupInner;
 use crate::error::{Error, Result};
 use crate::stream::StreamCapture;
 
-/// What a group knows of calls that were captured into a graph.
+/// The calls of a group that were captured into a graph.
 #[derive(Debug)]
 pub struct CapturedCalls {
     group: Weak<GroupInner>,
-    /// Collectives in it; messages between two ranks have numbers of their own.
+    /// Number of its collectives; messages between two ranks are numbered separately.
     collectives: u64,
     captured: Option<Arc<StreamCapture>>,
 }
 
 impl ProcessGroup {
-    /// Takes note of the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can
-    /// follow them.
+    /// Records the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can repeat them.
     ///
     /// # Errors
     /// Those of `work`.
@@ -35,9 +34,9 @@ impl ProcessGroup {
         outcome.map(|()| CapturedCalls { group, collectives, captured })
     }
 
-    /// Repeats captured calls by `launch`, which launches their graph on the device's stream. They are counted, have the
-    /// group's deadline, and their times are in the profile, as those of calls that are made one by one. The other ranks
-    /// must do the same, or make the calls one by one.
+    /// Repeats captured calls with `launch`, which launches their graph on the device's stream. They are counted, have the group's
+    /// deadline, and their times appear in the profile, like those of single calls. The other ranks must do the same, or make the
+    /// calls one by one.
     ///
     /// # Errors
     /// [`Error::Invalid`] when another group captured them, [`Error::Poisoned`] once the group has failed; those of `launch`.

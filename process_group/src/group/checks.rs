@@ -1,4 +1,4 @@
-//! What a call must fulfil before anything leaves the rank, and the number it gets.
+//! Checks of a call before the rank sends anything, and the number of the call.
 
 use super::ProcessGroup;
 use super::inner::Buffers;
@@ -9,7 +9,7 @@ use crate::types::operation::{CallFingerprint, Operation};
 use crate::types::rank::Rank;
 
 impl ProcessGroup {
-    /// The number of the next collective.
+    /// Returns the number of the next collective.
     pub(super) fn next(&mut self) -> u64 {
         self.collectives += 1;
         self.collectives
@@ -23,7 +23,7 @@ impl ProcessGroup {
         self.inner.run(fingerprint, sequence, Buffers::InPlace(Some(buffer)))
     }
 
-    /// The fingerprint of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
+    /// Returns the fingerprint of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
     pub(super) fn fingerprint(
         &self,
         operation: Operation,
@@ -52,7 +52,7 @@ impl ProcessGroup {
         self.inner.run(fingerprint, sequence, Buffers::OutOfPlace(input, output))
     }
 
-    /// The fingerprint of a call with this type and length of input and output, where it has them.
+    /// Returns the fingerprint of a call with this type and these lengths of input and output, where it has them.
     fn fingerprint_of_two(
         &self,
         operation: Operation,
@@ -60,7 +60,7 @@ impl ProcessGroup {
         output: Option<(DType, usize)>,
     ) -> Result<CallFingerprint> {
         let (n, me) = (self.world_size(), self.info.rank);
-        // How many chunks the input and the output hold, and who must pass them.
+        // The number of chunks of input and output, and the ranks that must pass them.
         let (inputs, outputs) = match operation {
             Operation::AllGather | Operation::Gather { .. } => (1, n),
             Operation::ReduceScatter(_) | Operation::Scatter { .. } => (n, 1),
@@ -103,7 +103,7 @@ impl ProcessGroup {
         Ok(CallFingerprint { operation, dtype, count })
     }
 
-    /// The fingerprint of a message in `view`.
+    /// Returns the fingerprint of a message in `view`.
     pub(super) fn message(&self, operation: Operation, view: View<'_>) -> Result<CallFingerprint> {
         self.check_memory(operation, view.memory())?;
         if let Operation::Send { to: peer } | Operation::Recv { from: peer } = operation {
@@ -117,7 +117,7 @@ impl ProcessGroup {
         Ok(CallFingerprint { operation, dtype: view.dtype(), count: view.count() })
     }
 
-    /// The number of the next message in this direction between this rank and `peer`.
+    /// Returns the number of the next message in this direction between this rank and `peer`.
     pub(super) fn next_message(&mut self, operation: Operation, peer: Rank) -> u64 {
         let counters =
             if matches!(operation, Operation::Send { .. }) { &mut self.sent } else { &mut self.received };
@@ -126,7 +126,8 @@ impl ProcessGroup {
         *sequence
     }
 
-    /// Elements of one chunk of an array of `total` elements that holds `chunks` of them: one, or one a rank.
+    /// Returns the number of elements of one chunk of an array of `total` elements that consists of `chunks` of them: one, or one
+    /// per rank.
     fn chunk(&self, operation: Operation, what: &str, total: usize, chunks: usize) -> Result<usize> {
         if total.is_multiple_of(chunks) {
             return Ok(total / chunks);
@@ -153,7 +154,7 @@ impl ProcessGroup {
         operation.root().map_or(Ok(()), |root| self.check_rank(operation, root))
     }
 
-    /// The root or the peer must be in the group.
+    /// Checks that the root or the peer is in the group.
     pub(super) fn check_ranks(&self, operation: Operation) -> Result<()> {
         match operation {
             Operation::Send { to: peer } | Operation::Recv { from: peer } => self.check_rank(operation, peer),

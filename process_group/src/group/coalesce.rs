@@ -1,4 +1,4 @@
-//! Many tensors in few messages.
+//! Reduces many tensors with few messages.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::types::dtype::DType;
 use crate::types::operation::{Operation, ReduceOp};
 
 impl ProcessGroup {
-    /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of
-    /// the configured size; on a GPU all go to NCCL as one group. Every rank passes the same types and lengths in the same order.
+    /// Executes an [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of the
+    /// configured size; on a GPU all of them form one NCCL group. Every rank passes the same types and lengths in the same order.
     pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
-        // Each lends its elements once, and all are looked at before the first is reduced.
+        // Each buffer lends its elements once, and all are checked before the first is reduced.
         let mut views: Vec<ViewMut<'_>> = buffers.iter_mut().map(|b| b.view_mut()).collect();
         let operation = Operation::AllReduce(op);
         views.iter().try_for_each(|view| self.check_memory(operation, view.memory()))?;
@@ -49,7 +49,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// On a GPU nothing is copied: the backend takes all of them in one group.
+    /// Reduces buffers on a GPU without copies: the backend executes all of them in one group.
     fn all_reduce_together(&mut self, operation: Operation, views: Vec<ViewMut<'_>>) -> Result<()> {
         let mut calls = Vec::with_capacity(views.len());
         let mut sequence = self.collectives;
@@ -64,7 +64,7 @@ impl ProcessGroup {
     }
 }
 
-/// Neighbours of one type, joined while they fit a bucket. Every buffer is in exactly one range.
+/// Joins neighbours of one type while they fit a bucket. Every buffer is in exactly one range.
 fn buckets(shapes: &[(DType, usize)], limit: usize) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut filled = 0;
@@ -89,7 +89,7 @@ mod tests {
     use crate::device::buffer::{Buffer, DeviceMemory, View};
     use crate::error::Error;
 
-    /// What says that it lies in the memory of a GPU.
+    /// A buffer that claims to be in the memory of a GPU.
     struct Elsewhere;
 
     const NOWHERE: DeviceMemory = DeviceMemory { ordinal: 0, address: 0, bytes: 0 };

@@ -1,4 +1,4 @@
-//! All-reduce of f32 values that are sent as 16-bit ones.
+//! All-reduce of f32 values that are sent as 16-bit values.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -17,8 +17,7 @@ use crate::types::operation::{Operation, ReduceOp};
 pub enum WireType {
     /// The range of f32, with 8 bits of precision.
     Bf16,
-    /// 11 bits of precision. Values and results beyond ±65504 become infinite, and those nearer to zero than 2⁻¹⁴ lose
-    /// precision.
+    /// 11 bits of precision. Values and results beyond ±65504 become infinite, and those closer to zero than 2⁻¹⁴ lose precision.
     F16,
 }
 
@@ -30,7 +29,7 @@ impl WireType {
         }
     }
 
-    /// The largest error of rounding a value to this type, relative to the value: half a unit in the last place.
+    /// Returns the maximum error of rounding a value to this type, relative to the value: half a unit in the last place.
     pub const fn unit_roundoff(self) -> f64 {
         match self {
             Self::Bf16 => 1.0 / 256.0,
@@ -38,12 +37,12 @@ impl WireType {
         }
     }
 
-    /// The largest error of an element of a sum over `world_size` ranks, relative to the sum of the absolute values of that
+    /// Returns the maximum error of an element of a sum over `world_size` ranks, relative to the sum of the absolute values of that
     /// element on all ranks; the same for an average, relative to the average of the absolute values.
     ///
-    /// Two roundings to 16 bits, of the inputs and of the result, and the sum in f32 between them: (1 + u)² (1 + n 2⁻²³) − 1,
-    /// about 2 u: 0.8 % for bf16 and 0.1 % for f16. It does not grow with the number of ranks as far as this matters. Where
-    /// terms cancel, the error relative to the result is larger. It holds for values in the type's range.
+    /// It consists of two roundings to 16 bits, of the inputs and of the result, and the sum in f32 between them: (1 + u)² (1 + n
+    /// 2⁻²³) − 1, about 2 u: 0.8 % for bf16 and 0.1 % for f16. Its growth with the number of ranks is negligible. Where terms
+    /// cancel, the error relative to the result is larger. It applies to values in the type's range.
     pub fn error_bound(self, world_size: usize) -> f64 {
         let rounded = 1.0 + self.unit_roundoff();
         rounded * rounded * (1.0 + world_size as f64 * f64::from(f32::EPSILON)) - 1.0
@@ -60,13 +59,13 @@ impl std::fmt::Display for WireType {
 }
 
 impl ProcessGroup {
-    /// [`all_reduce`](Self::all_reduce) of f32 values with half the bytes: every rank rounds its values to `wire`, the
-    /// rounded values are summed in f32 in rank order, and the result is rounded to `wire` again. All ranks get the same
-    /// bits. For the error see [`WireType::error_bound`].
+    /// Executes an [`all_reduce`](Self::all_reduce) of f32 values with half the bytes: every rank rounds its values to `wire`, the
+    /// rounded values are summed in f32 in rank order, and the result is rounded to `wire` again. All ranks get the same bits. For
+    /// the error see [`WireType::error_bound`].
     ///
-    /// On CPUs this is an all-to-all and an all-gather of 16-bit values in profiles and records, on GPUs an all-reduce. There
-    /// an average is the rounded sum divided in f32, so that a sum beyond the range of f16 is lost with its average; and where
-    /// NCCL carries the call, it rounds the sums between, in an order of its own, and the bound of the error does not hold. All ranks
+    /// On CPUs this is an all-to-all and an all-gather of 16-bit values in profiles and records, on GPUs an all-reduce. There an
+    /// average is the rounded sum divided in f32, so that a sum beyond the range of f16 makes its average infinite too; and if NCCL
+    /// executes the call, it rounds the intermediate sums, in an order of its own, and the error bound does not apply. All ranks
     /// pass the same type. Before a call is captured into a graph, make one of that length and type: it allocates.
     ///
     /// # Errors
@@ -139,7 +138,7 @@ impl ProcessGroup {
         [T]: HalfFloatSliceExt,
     {
         let (n, me) = (self.world_size(), self.info.rank.index());
-        // A chunk for each rank; the last ones end in zeros.
+        // A chunk for each rank; the last chunks are padded with zeros.
         let chunk = buffer.len().div_ceil(n);
         let mut wire = vec![T::zeroed(); n * chunk];
         wire[..buffer.len()].convert_from_f32_slice(buffer);
@@ -151,7 +150,7 @@ impl ProcessGroup {
     }
 }
 
-/// Reduces the chunks of all ranks, in rank order, into the one of rank `me`.
+/// Reduces the chunks of all ranks, in rank order, into the chunk of rank `me`.
 fn reduce_chunks<T: Element>(wire: &mut [T], me: usize, chunk: usize, op: ReduceOp, divisor: Option<usize>) {
     if chunk == 0 {
         return;

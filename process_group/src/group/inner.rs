@@ -1,4 +1,4 @@
-//! What runs the calls of a group: one backend, one call at a time, on the caller's thread or on the group's worker.
+//! Executes the calls of a group: one backend, one call at a time, on the caller's thread or on the group's worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,19 +28,19 @@ use crate::types::sync::lock;
 
 pub(super) struct GroupInner {
     pub(super) core: Mutex<Core>,
-    /// Operations given to the worker and not done. Calls of the owner's thread come after all of them.
+    /// Operations of the worker that are not done. Calls of the owner's thread come after all of them.
     pub(super) queued: Mutex<usize>,
     pub(super) idle: Condvar,
     pub(super) interrupt: Arc<Interrupt>,
     pub(super) profile: Arc<Profile>,
-    /// The rank's, where a manager made the group.
+    /// The rank's flight recorder, if a manager made the group.
     pub(super) flight: Option<FlightRecorder>,
     pub(super) abort_reasons: Option<AbortReasons>,
-    // Behind the core, whose backend ends with the last of its calls.
+    // Dropped after the core, whose backend ends with the last of its calls.
     pub(super) _closing: Closing,
 }
 
-/// Lets the profile take in the last times when the backend has ended.
+/// Adds the last times to the profile when the backend has ended.
 pub(super) struct Closing(pub(super) Arc<Profile>);
 
 impl Drop for Closing {
@@ -49,10 +49,10 @@ impl Drop for Closing {
     }
 }
 
-/// How long a rank that lost another looks for what that one had to say.
+/// Time for which a rank that lost another rank looks for the reason that the other has left.
 pub(super) const REASON_WAIT: Duration = Duration::from_millis(150);
 
-/// Why a rank gave up, left where the others find it. A broken link cannot carry it.
+/// The reason for which a rank gave up, stored where the other ranks find it. A broken link cannot deliver it.
 pub(super) struct AbortReasons {
     pub(super) store: Arc<dyn Store>,
     pub(super) group: String,
@@ -64,7 +64,7 @@ impl AbortReasons {
         group_key("abort-reason", &self.group, rank)
     }
 
-    /// What a rank that was lost had to say. A store that is lost too is not waited for.
+    /// Returns the reason that a lost rank has left. Does not wait for a store that is lost too.
     fn of(&self, rank: Rank) -> Option<String> {
         let (store, key) = (Arc::clone(&self.store), self.key(rank));
         let (sender, answer) = mpsc::channel();
@@ -76,24 +76,25 @@ impl AbortReasons {
         Some(String::from_utf8_lossy(&reason).into_owned())
     }
 
-    /// Leaves this rank's reason; one that it was told of too, since who loses this rank cannot know that it only passed it on.
+    /// Stores this rank's reason; also one that another rank reported, since a rank that loses this rank cannot know that it only
+    /// passed the reason on.
     fn leave(&self, error: &Error) {
-        // The error counts; that it could not be told is no news to whoever has lost the store.
+        // The error itself counts; a failure to store it is no news to a rank that has lost the store.
         let _ = self.store.set(&self.key(self.rank), error.to_string().as_bytes());
     }
 }
 
 pub(super) struct Core {
     pub(super) backend: AnyBackend,
-    /// Where the buffers of calls must be.
+    /// The memory in which the buffers of calls must be.
     pub(super) memory: Memory,
     pub(super) failed: Option<Arc<Error>>,
-    /// The newest call that reached the backend: number, when, what.
+    /// The newest call that reached the backend: its number, time and fingerprint.
     pub(super) last: Option<LastCall>,
     pub(super) recorder: Recorder,
     pub(super) timeout: Duration,
     pub(super) world_size: usize,
-    /// Looked at by calls that block.
+    /// Checked by blocking calls.
     pub(super) interrupt: Arc<Interrupt>,
 }
 
@@ -102,11 +103,11 @@ pub(super) struct Core {
 pub struct LastCall {
     /// Its number in the group (for messages: in the pair and direction), from 1.
     pub sequence: u64,
-    /// When it began.
+    /// Time at which it began.
     pub started: Instant,
-    /// What it was.
+    /// Its fingerprint.
     pub fingerprint: CallFingerprint,
-    /// How it went; `None` while it is under way, and when it failed.
+    /// Its path; `None` while it is in progress, and when it has failed.
     pub path: Option<Path>,
 }
 
@@ -125,13 +126,14 @@ pub(super) struct Worker {
 pub(super) type Job = Box<dyn FnOnce(&GroupInner) + Send>;
 
 impl GroupInner {
-    /// What traces show of a call. Disabled, as it is unless someone traces at level `debug`, it costs one comparison.
+    /// Returns the span of a call for traces. If it is disabled, which is the case unless a program traces at level `debug`, it
+    /// costs one comparison.
     fn span(&self, call: &CallFingerprint) -> EnteredSpan {
         let (op, dtype, count) = (call.operation.name(), call.dtype.name(), call.count);
         tracing::debug_span!("collective", group = self.profile.group(), op, dtype, count).entered()
     }
 
-    /// One call, done or enqueued when this returns.
+    /// Executes one call, which is done or enqueued when this returns.
     pub(super) fn run(
         &self,
         fingerprint: CallFingerprint,
@@ -149,8 +151,8 @@ impl GroupInner {
         Ok(())
     }
 
-    /// One call that was queued under its fingerprint, with buffers that lend their elements once more: they must be what they
-    /// were. The others wait for the call by then, so a buffer that has changed fails the group.
+    /// Executes one call that was queued under its fingerprint. Its buffers lend their elements again, and these must be the same
+    /// as before. The other ranks already wait for the call, so a buffer that has changed fails the group.
     pub(super) fn run_queued(
         &self,
         fingerprint: CallFingerprint,
@@ -169,7 +171,7 @@ impl GroupInner {
         self.run(fingerprint, sequence, buffers)
     }
 
-    /// Several calls, which the backend may take together.
+    /// Executes several calls, which the backend may combine.
     pub(super) fn run_all(&self, calls: Vec<(CallFingerprint, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
         let fingerprints: Vec<CallFingerprint> = calls.iter().map(|c| c.0).collect();
@@ -204,14 +206,14 @@ impl GroupInner {
         Ok(work)
     }
 
-    /// From here on, calls are captured into a graph.
+    /// Captures the following calls into a graph.
     pub(super) fn begin_capture(&self) {
         if let Some(backend) = lock(&self.core).backend.stream_mut() {
             backend.begin_capture();
         }
     }
 
-    /// Ends that.
+    /// Ends the capture.
     pub(super) fn end_capture(&self) -> Option<Arc<StreamCapture>> {
         lock(&self.core).backend.stream_mut().map(StreamBackend::end_capture)
     }
@@ -234,7 +236,7 @@ impl GroupInner {
         core.recorder.begin(&fingerprint, sequence + 1 - calls, calls, started);
         let (mut launch, mut said) = (Some(launch), Ok(()));
         let outcome = backend.replay(captured, deadline, &mut || {
-            // Its errors are not the group's.
+            // Errors of the launch are not those of the group.
             said = launch.take().map_or(Ok(()), |launch| launch());
             said.is_ok()
         });
@@ -252,7 +254,7 @@ impl GroupInner {
         Ok(())
     }
 
-    /// Waits until what has been enqueued is done.
+    /// Waits until all enqueued work is done.
     pub(super) fn synchronize(&self) -> Result<()> {
         let core = &mut *lock(&self.core);
         let deadline = core.deadline(Instant::now());
@@ -263,7 +265,7 @@ impl GroupInner {
         self.judge_newest(core, outcome)
     }
 
-    /// Lets the others know that this rank makes no more calls.
+    /// Tells the other ranks that this rank makes no more calls.
     pub(super) fn announce_exit(&self) {
         if let Some(backend) = lock(&self.core).backend.stream() {
             backend.watchdog().announce_exit();
@@ -296,7 +298,7 @@ impl GroupInner {
         }
     }
 
-    /// What becomes of the group after a call.
+    /// Decides the state of the group after a call.
     fn judge<R>(
         &self,
         core: &mut Core,
@@ -310,7 +312,7 @@ impl GroupInner {
         };
         core.recorder.fail(Instant::now());
         self.profile.record_error(fingerprint.operation, &error);
-        // Refused before it left the rank, or failed before.
+        // The call was rejected before the rank sent anything, or the group had failed before.
         if error.is_recoverable() || matches!(error, Error::Poisoned(_)) {
             return Err(error);
         }
@@ -321,15 +323,15 @@ impl GroupInner {
         Err(error)
     }
 
-    /// As [`judge`](Self::judge), for what comes behind the newest call.
+    /// As [`judge`](Self::judge), for work that follows the newest call.
     fn judge_newest(&self, core: &mut Core, outcome: Result<()>) -> Result<()> {
         let (fingerprint, sequence) = core.last.map_or((NOTHING, 0), |l| (l.fingerprint, l.sequence));
         self.judge(core, outcome, fingerprint, sequence)
     }
 
-    /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
+    /// Gives the group up: tells the other ranks, and rejects every later call. Returns the error, or the one that caused it.
     fn fail(&self, core: &mut Core, error: Error) -> Error {
-        // The watchdog of a group on GPUs has links without data, which are never in the middle of a frame: they carry reasons.
+        // The watchdog of a group on GPUs has links without data, which are never in the middle of a frame: they can carry reasons.
         let words = self.abort_reasons.as_ref().filter(|_| core.backend.stream().is_none());
         let found = match error {
             Error::PeerLost { rank, .. } => {
@@ -339,7 +341,7 @@ impl GroupInner {
         };
         let is_known = found.is_some();
         let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
-        // The links first: they carry the reason at once, where the store may have to be waited for.
+        // The links come first: they deliver the reason at once, while the store may cause a wait.
         core.backend.backend_mut().abort(&error);
         core.failed = Some(Arc::new(error.clone()));
         if let Some(words) = words.filter(|_| !is_known) {
@@ -350,26 +352,27 @@ impl GroupInner {
         error
     }
 
-    /// Leaves the flight record, where there is a folder for it. After all others have been told: a slow disk delays none of them.
+    /// Writes the flight record, if there is a folder for it. Called after all other ranks have been told: a slow disk delays none
+    /// of them.
     pub(super) fn write_record(&self) {
         if let Some(flight) = &self.flight {
             flight.failed();
         }
     }
 
-    /// Ends a call that the worker is in, and every later one. It is over soon, and holds the lock until then.
+    /// Ends the worker's current call, and every later one. The call ends soon, and holds the lock until then.
     pub(super) fn interrupt(&self, error: &Error) {
         self.interrupt.set(error.clone());
     }
 
-    /// Gives the group up for an error that came from beside its calls. Returns it. Writes no record: there may be more groups.
+    /// Gives the group up for an error outside its calls. Returns the error. Writes no record: there may be more groups.
     pub(super) fn abort(&self, error: Error) -> Error {
         self.interrupt(&error);
         let core = &mut *lock(&self.core);
         if core.failed.is_some() { error } else { self.fail(core, error) }
     }
 
-    /// What a call on the worker ends with when code under it has panicked.
+    /// Returns the error of a call on the worker in which code has panicked.
     pub(super) fn panicked(&self, panic: &(dyn Any + Send)) -> Error {
         let text = panic_message(panic);
         let error =
@@ -379,11 +382,11 @@ impl GroupInner {
     }
 }
 
-/// Placeholder in errors and logs when there was no call.
+/// Placeholder in errors and logs before the first call.
 const NOTHING: CallFingerprint =
     CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
 
-/// A call that was done at once.
+/// A call that completed at once.
 struct Done;
 
 impl StreamWork for Done {
@@ -401,7 +404,7 @@ impl StreamWork for Done {
 }
 
 impl Core {
-    /// When a call that began then is given up.
+    /// Returns the time at which a call that began at `started` is given up.
     fn deadline(&self, started: Instant) -> Instant {
         deadline::after(started, self.timeout)
     }
@@ -410,13 +413,13 @@ impl Core {
         self.failed.as_ref().map_or(Ok(()), |cause| Err(Error::Poisoned(Arc::clone(cause))))
     }
 
-    /// A call reaches the backend.
+    /// Notes that a call reaches the backend.
     fn begin(&mut self, fingerprint: CallFingerprint, sequence: u64, started: Instant) {
         self.last = Some(LastCall { sequence, started, fingerprint, path: None });
         self.recorder.begin(&fingerprint, sequence, 1, started);
     }
 
-    /// The oldest call that was under way has been done, or enqueued.
+    /// Notes that the oldest call in progress is done or enqueued.
     fn end(&mut self, completion: Completion, returned: Instant) {
         if let Some(last) = &mut self.last {
             last.path = Some(completion.path);
@@ -493,7 +496,7 @@ impl Core {
         }
     }
 
-    /// What a group of one does: every operation is at most a copy, as all reductions of one value are the value.
+    /// Executes a call in a group of one: every operation is at most a copy, as a reduction of one value is the value.
     fn copy(&self, mut call: Call<'_>) -> Result<Completion> {
         match (self.backend.stream(), call.input, &mut call.output) {
             (Some(backend), Some(_), Some(_)) => stream::copy(backend.device(), &mut call)?,
@@ -504,16 +507,16 @@ impl Core {
     }
 }
 
-/// What a call reads and writes.
+/// The input and output of a call.
 pub(super) enum Buffers<'a> {
     InPlace(Option<ViewMut<'a>>),
     OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
-    /// The terms of a sum in place, and what follows it.
+    /// The terms of a sum in place, and the operations after the sum.
     AddNorm(ViewMut<'a>, AddNorm<'a>),
 }
 
 impl<'a> Buffers<'a> {
-    /// Refuses what is not that of the fingerprint: of a call in place, or of a message.
+    /// Rejects buffers that do not match the fingerprint of a call in place, or of a message.
     fn check(&self, fingerprint: &CallFingerprint, world_size: usize, memory: Memory) -> Result<()> {
         let chunks = if fingerprint.operation.is_chunked() { world_size } else { 1 };
         let (input, output) = match self {
@@ -557,7 +560,7 @@ impl Worker {
             .spawn(move || {
                 for job in queue {
                     let _queued = Queued(&engine);
-                    // What panics here is the drop of a buffer that nobody waits for; those behind it go on.
+                    // The panic comes from the drop of a buffer that no caller waits for; the operations after it continue.
                     let _ = catch_unwind(AssertUnwindSafe(|| job(&engine)));
                 }
             })
@@ -566,7 +569,7 @@ impl Worker {
     }
 }
 
-/// An operation given to the worker, counted until it is over, however that comes.
+/// An operation of the worker, counted until it ends in any way.
 struct Queued<'a>(&'a GroupInner);
 
 impl Drop for Queued<'_> {

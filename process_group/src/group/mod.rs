@@ -1,4 +1,4 @@
-//! A process group: the one place where calls are checked, numbered, timed and recorded.
+//! A process group, which checks, numbers, times and records all calls.
 
 mod add_norm;
 mod asynchronous;
@@ -46,7 +46,7 @@ use crate::types::rank::Rank;
 use crate::types::sync::lock;
 use inner::{AbortReasons, Closing, Core, GroupInner, Worker};
 
-/// What a group is, beside its backend.
+/// The properties of a group, apart from its backend.
 #[derive(Clone, Debug)]
 pub struct GroupInfo {
     /// Its name; the same on all members, unique in the job.
@@ -55,21 +55,20 @@ pub struct GroupInfo {
     pub rank: Rank,
     /// Global rank of each member, in group order.
     pub members: Vec<Rank>,
-    /// How many members share this rank's CPUs, itself included.
+    /// Number of members that share this rank's CPUs, including this rank.
     pub sharing_cpus: usize,
     /// Deadline of every call.
     pub timeout: Duration,
     /// Bucket of coalesced calls, in bytes.
     pub bucket_bytes: usize,
-    /// What is recorded of calls.
+    /// Settings for the recording of calls.
     pub recording: Recording,
 }
 
 /// Ranks that call collectives together. Every member makes the same calls in the same order.
 ///
-/// Ranks and roots here are positions in the group, from 0. Calls check their arguments before anything leaves the
-/// rank. After a transport failure, a timeout or a mismatch the group is poisoned: every later call returns
-/// [`Error::Poisoned`] with the cause.
+/// Ranks and roots here are positions in the group, from 0. Calls check their arguments before the rank sends anything. After a
+/// transport failure, a timeout or a mismatch the group is poisoned: every later call returns [`Error::Poisoned`] with the cause.
 ///
 /// ```
 /// use ryzanstein_process_group::{ProcessGroup, ReduceOp};
@@ -101,12 +100,12 @@ pub struct ProcessGroup {
     monitored: u64,
     sent: HashMap<Rank, u64>,
     received: HashMap<Rank, u64>,
-    /// What compressed all-reduces send, between two of them.
+    /// The memory for 16-bit values of compressed all-reduces, kept between them.
     wire: Option<WireMemory>,
 }
 
 impl ProcessGroup {
-    /// Puts a group on a backend that a factory has connected. Its calls show in the records of `flight`.
+    /// Puts a group on a backend that a factory has connected. The records of `flight` contain its calls.
     pub(crate) fn on(
         info: GroupInfo,
         backend: AnyBackend,
@@ -117,7 +116,7 @@ impl ProcessGroup {
         Self::with(info, backend, instruments, store, flight)
     }
 
-    /// `instruments`: where times of enqueued calls come from, and what this rank's links carry.
+    /// Creates a group. `instruments` are the source of times of enqueued calls, and the bandwidth of this rank's links.
     fn with(
         info: GroupInfo,
         backend: AnyBackend,
@@ -173,8 +172,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The ranks of a group whose members are threads of this process, with a timeout of a minute and no
-    /// warnings of slow calls: element `r` is rank `r`.
+    /// Creates the ranks of a group whose members are threads of this process, with a timeout of a minute and no warnings of slow
+    /// calls: element `r` is rank `r`.
     pub fn loopback(world_size: usize) -> Vec<Self> {
         let hub = LoopbackHub::new();
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -202,54 +201,54 @@ impl ProcessGroup {
             .collect()
     }
 
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         self.info.rank
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub fn world_size(&self) -> usize {
         self.info.members.len()
     }
 
-    /// How many members share this rank's CPUs, itself included: those of its host, unless a launcher has bound ranks to CPUs of
-    /// their own.
+    /// Returns the number of members that share this rank's CPUs, including this rank: those of its host, unless a launcher has
+    /// bound ranks to CPUs of their own.
     pub fn sharing_cpus(&self) -> usize {
         self.info.sharing_cpus
     }
 
-    /// Global ranks of the members, in group order.
+    /// Returns the global ranks of the members, in group order.
     pub fn members(&self) -> &[Rank] {
         &self.info.members
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     pub fn name(&self) -> &str {
         &self.info.name
     }
 
-    /// What carries the calls.
+    /// Returns the kind of the backend that executes the calls.
     pub fn backend(&self) -> BackendKind {
         self.kind
     }
 
-    /// Where the buffers of its calls must be.
+    /// Returns the memory in which the buffers of its calls must be.
     pub fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// The GPU whose memory that is, if it is one's.
+    /// Returns the GPU of that memory, if it is GPU memory.
     pub fn device(&self) -> Option<&Device> {
         self.device.as_ref()
     }
 
-    /// What has been measured so far.
+    /// Returns the measurements so far.
     pub fn profile(&self) -> Arc<Profile> {
         Arc::clone(&self.inner.profile)
     }
 
-    /// Makes calls that are not the caller's own, such as those of a warm-up: they are neither recorded in the profile nor
-    /// told of as slow. On a GPU, `work` must wait for them, and calls of before that are under way lose their times.
+    /// Makes calls that are not the caller's own, such as those of a warm-up: the profile does not contain them, and no warning
+    /// reports them as slow. On a GPU, `work` must wait for them, and earlier calls in progress lose their times.
     pub fn without_profiling<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         self.wait_idle();
         self.inner.profile.pause(true);
@@ -266,23 +265,23 @@ impl ProcessGroup {
         lock(&self.inner.core).timeout = timeout;
     }
 
-    /// Paths that calls of this group may take.
+    /// Returns the paths that calls of this group may take.
     pub fn paths(&self) -> Vec<Path> {
         lock(&self.inner.core).backend.backend().paths().all().to_vec()
     }
 
-    /// Sizes in bytes from which on an all-reduce may take another path.
+    /// Returns the sizes in bytes from which on an all-reduce may take another path.
     pub(crate) fn thresholds(&self) -> Vec<usize> {
         lock(&self.inner.core).backend.backend().paths().thresholds()
     }
 
-    /// When each path of this group is taken, for people; and why those are not that it might have had.
+    /// Describes in prose when this group takes each path, and why it does not have the other possible paths.
     pub fn describe_paths(&self) -> Vec<(Path, String)> {
         lock(&self.inner.core).backend.backend().paths().describe()
     }
 
-    /// The path that a call of this kind takes now, why, and why not each other. `count` is the number of elements of the
-    /// vector, or of one rank's chunk where [`Operation::is_chunked`].
+    /// Returns the path that a call of this kind takes now, the reason, and the reasons against the other paths. `count` is the
+    /// number of elements of the vector, or of one rank's chunk where [`Operation::is_chunked`].
     ///
     /// # Errors
     /// [`Error::Invalid`] when the operation names a rank that is not in the group, or the buffers of all ranks together
@@ -299,7 +298,7 @@ impl ProcessGroup {
         Ok(lock(&self.inner.core).backend.backend().paths().choose(operation, dtype, count))
     }
 
-    /// Makes later calls take one path (every rank must do the same), or lets the backend choose again.
+    /// Forces later calls to take one path (every rank must do the same), or lets the backend choose again.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the backend has no such path.
@@ -308,24 +307,24 @@ impl ProcessGroup {
         lock(&self.inner.core).backend.backend_mut().force(path)
     }
 
-    /// The newest call, for whoever has to say what a rank was doing when it failed.
+    /// Returns the newest call, for reports of a rank's activity at its failure.
     pub fn last_call(&self) -> Option<LastCall> {
         lock(&self.inner.core).last
     }
 
-    /// Ends the call that the worker is in, and every later one, with this error.
+    /// Ends the worker's current call, and every later one, with this error.
     pub(crate) fn interrupt(&self, error: &Error) {
         self.inner.interrupt(error);
     }
 
-    /// Gives the group up for an error that came from beside its calls, so that the others hear of it.
+    /// Gives the group up for an error outside its calls, so that the other ranks learn of it.
     pub(crate) fn abort(&self, error: &Error) {
         self.inner.interrupt(error);
         self.wait_idle();
         self.inner.abort(error.clone());
     }
 
-    /// Why the group cannot be used any more, if so.
+    /// Returns the reason why the group cannot be used any more, if there is one.
     pub fn failure(&self) -> Option<Arc<Error>> {
         lock(&self.inner.core).failed.clone()
     }
@@ -334,14 +333,15 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Otherwise the others would hear that this rank has left in good order. The manager may have told them already.
+            // Otherwise the other ranks would conclude that this rank has left in good order. The manager may have told them
+            // already.
             if self.failure().is_none() {
                 self.inner.abort(Error::Panicked("see what it wrote to its standard error".into()));
                 self.inner.write_record();
             }
         }
         if let Some(mut worker) = self.worker.take() {
-            // Closing the queue ends the worker after the operations in it, each of which has a deadline.
+            // Closing the queue ends the worker after the queued operations, each of which has a deadline.
             drop(worker.jobs.take());
             if let Some(thread) = worker.thread.take() {
                 let _ = thread.join();

@@ -1,4 +1,4 @@
-//! A barrier that says who was late, and by how much.
+//! A barrier that reports which ranks were late, and by how much.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,22 +10,22 @@ use crate::membership::store::{self, group_key};
 use crate::types::deadline;
 use crate::types::rank::Rank;
 
-/// How long after the first rank one came.
+/// The delay of a rank relative to the first one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Arrival {
     /// The global rank.
     pub rank: Rank,
-    /// Since the first rank came, by each host's own clock: between hosts it is as exact as those agree.
+    /// Time since the arrival of the first rank, by each host's own clock: between hosts it is as exact as these clocks agree.
     pub late: Duration,
 }
 
 impl ProcessGroup {
-    /// Waits until every member has come, and tells every member how late each was, latest first. For finding
-    /// stragglers: it goes through the job's store, in `O(n)` messages, so it works while links hang, and a member that
-    /// does not come leaves the group usable.
+    /// Waits until every member has arrived, and reports to every member the delay of each, latest first. It serves to find
+    /// stragglers: it uses the job's store, with `O(n)` messages, so it works while links hang, and a missing member leaves the
+    /// group usable.
     ///
     /// # Errors
-    /// [`Error::Timeout`], the same on all members that came, naming those that did not.
+    /// [`Error::Timeout`], the same on all members that arrived, naming those that did not.
     pub fn monitored_barrier(&mut self, timeout: Duration) -> Result<Vec<Arrival>> {
         let Some(words) = &self.inner.abort_reasons else {
             return Err(Error::invalid(
@@ -58,7 +58,7 @@ impl ProcessGroup {
     }
 }
 
-/// Nanoseconds since 1970; enough for five centuries.
+/// Returns the nanoseconds since 1970; enough for five centuries.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
 }

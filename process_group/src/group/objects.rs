@@ -1,4 +1,4 @@
-//! Values instead of buffers: anything that serde knows, sent as MessagePack.
+//! Values instead of buffers: any type that serde supports, sent as MessagePack.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::types::dtype::Element;
 use crate::types::rank::Rank;
 
 impl ProcessGroup {
-    /// Gives everybody the root's value. `value` is `Some` on the root; elsewhere it is ignored.
+    /// Returns the root's value on every rank. `value` is `Some` on the root; elsewhere it is ignored.
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &mut self,
         value: Option<&T>,
@@ -29,12 +29,12 @@ impl ProcessGroup {
         decode(&bytes, root)
     }
 
-    /// Gives everybody every rank's value, in rank order.
+    /// Returns the values of all ranks on every rank, in rank order.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<Vec<T>> {
         let mine = encode(value)?;
         let mut lengths = vec![0u64; self.world_size()];
         self.all_gather_values(&[mine.len() as u64], &mut lengths)?;
-        // All chunks of an all-gather have one length: the longest value's.
+        // All chunks of an all-gather have one length: that of the longest value.
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = mine;
         padded.resize(longest, 0);
@@ -45,7 +45,7 @@ impl ProcessGroup {
             .collect()
     }
 
-    /// A broadcast of host memory, whatever memory the backend works on.
+    /// Broadcasts host memory, whatever memory the backend works on.
     fn broadcast_values<T: Element>(&mut self, values: &mut [T], root: Rank) -> Result<()> {
         if self.device.is_none() {
             return self.broadcast(values, root);
@@ -56,7 +56,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// An all-gather of host memory, whatever memory the backend works on.
+    /// Gathers host memory on all ranks, whatever memory the backend works on.
     fn all_gather_values<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         if self.device.is_none() {
             return self.all_gather_into(input, output);
@@ -67,7 +67,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Gives everybody a map from rank to that rank's metrics.
+    /// Returns on every rank a map from each rank to its metrics.
     pub fn gather_metrics(
         &mut self,
         metrics: &BTreeMap<String, f64>,

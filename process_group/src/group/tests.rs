@@ -1,4 +1,4 @@
-//! What becomes of a group when what its user or its backend gives it misbehaves.
+//! The behaviour of a group when its user's buffers or its backend misbehave.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
     }
 }
 
-/// A buffer that does something else when it lends its elements for writing again: on the worker.
+/// A buffer that behaves differently when it lends its elements for writing again, on the worker.
 struct Fickle(Vec<f32>, usize, fn(&mut Vec<f32>));
 
 impl Fickle {
@@ -114,7 +114,7 @@ fn a_buffer_that_lends_other_elements_on_the_worker_is_refused_and_the_others_he
     }
 }
 
-/// What was done to a [`Failing`] backend and its store, in order.
+/// The calls of a [`Failing`] backend and its store, in order.
 type Log = Arc<Mutex<Vec<&'static str>>>;
 
 /// A backend whose every call fails with this error.
@@ -142,7 +142,7 @@ impl Backend for Failing {
     }
 }
 
-/// A store that never finds anything, however long it is given, and notes what it is told.
+/// A store that never finds a key, regardless of the time it has, and logs its calls.
 struct Deaf(Log);
 
 impl Store for Deaf {
@@ -220,10 +220,10 @@ fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_
     assert_eq!(alone.monitored_barrier(LATE).unwrap().len(), 1);
 }
 
-/// A backend that enqueues, with the times of calls.
+/// A backend that enqueues, and reports times of calls.
 struct Timed(Arc<Times>);
 
-/// Each call that is asked for took a millisecond.
+/// Reports a millisecond for each requested call.
 #[derive(Default)]
 struct Times {
     calls: Mutex<Vec<CallFingerprint>>,
@@ -232,7 +232,7 @@ struct Times {
 
 impl Timings for Times {
     fn take(&self) -> Vec<TimedCall> {
-        // The last calls of a group are over when its backend is.
+        // The last calls of a group have ended when its backend has.
         if !self.ended.load(Ordering::Acquire) {
             return Vec::new();
         }
@@ -305,7 +305,7 @@ fn what_panics_without_profiling_leaves_the_group_as_it_was() {
     assert_eq!(group.profile().calls("all_reduce"), 0);
 }
 
-/// Which calls go wrong.
+/// Selects the calls that fail.
 type Fault = fn(&CallFingerprint) -> bool;
 
 /// A backend that loses the operands of some calls.

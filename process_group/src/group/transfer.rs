@@ -1,4 +1,4 @@
-//! Buffers wherever a group's backend works, for code that serves every backend; messages both ways at once.
+//! Buffers in the memory of a group's backend, for code that supports every backend; simultaneous messages in both directions.
 
 use super::ProcessGroup;
 use super::inner::Buffers;
@@ -9,7 +9,7 @@ use crate::types::dtype::Element;
 use crate::types::operation::Operation;
 use crate::types::rank::Rank;
 
-/// Elements in the memory that a group's calls work on. Made by [`ProcessGroup::upload`].
+/// Elements in the memory that a group's calls work on. Created by [`ProcessGroup::upload`].
 #[derive(Debug)]
 pub struct GroupBuffer<T: Element> {
     place: Place<T>,
@@ -61,7 +61,7 @@ impl<T: Element> BufferMut for GroupBuffer<T> {
 }
 
 impl ProcessGroup {
-    /// Copies values to where the calls of this group work.
+    /// Copies values to the memory on which the calls of this group work.
     ///
     /// # Errors
     /// Those of a GPU.
@@ -73,7 +73,7 @@ impl ProcessGroup {
         Ok(GroupBuffer { place })
     }
 
-    /// Copies the values back, once every call before is done; see [`synchronize`](Self::synchronize).
+    /// Copies the values back, once all earlier calls are done; see [`synchronize`](Self::synchronize).
     ///
     /// # Errors
     /// As there.
@@ -87,8 +87,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Sends one message and receives another. Between GPUs this is the way for two ranks to exchange messages: there, a
-    /// [`send`](Self::send) is done when its receiver takes it, so ranks that all send first may wait for each other.
+    /// Sends one message and receives another. Use it between two GPUs that exchange messages: there, a [`send`](Self::send)
+    /// completes when its receiver takes it, so ranks that all send first may wait for each other.
     ///
     /// # Errors
     /// As [`send`](Self::send) and [`recv`](Self::recv).
@@ -101,7 +101,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (sent, received) = (send.view(), receive.view_mut());
         let (sending, receiving) = (Operation::Send { to }, Operation::Recv { from });
-        // Both are looked at before either gets a number, which a refused call would leave a gap at.
+        // Both are checked before either gets a number: a rejected call would leave a gap.
         let (send, recv) = (self.message(sending, sent)?, self.message(receiving, received.as_view())?);
         let (number, other) = (self.next_message(sending, to), self.next_message(receiving, from));
         self.wait_idle();

@@ -10,10 +10,10 @@ use futures_channel::oneshot;
 use crate::error::{Error, Result};
 use crate::stream::StreamWork;
 
-/// An operation that runs beside its caller, in the order it was started. Owns its buffer until it is done.
+/// An operation that runs in the background, in the order of the starts. Owns its buffer until it is done.
 ///
-/// On host memory the group's own worker runs it, on a GPU the group's own stream. Dropping it does not cancel the
-/// operation; the buffer is then freed when it ends.
+/// On host memory the group's own worker executes it, on a GPU the group's own stream. Dropping it does not cancel the operation;
+/// the buffer is then freed when the operation ends.
 ///
 /// [`wait`](Self::wait) blocks the thread. `work.await` does not, in any async runtime: see [`WorkFuture`].
 #[derive(Debug)]
@@ -27,14 +27,14 @@ enum Inner<B> {
     Stream(InFlight<B>),
 }
 
-/// A buffer that a GPU's stream beside the compute stream works on.
+/// A buffer that a GPU stream other than the compute stream works on.
 struct InFlight<B> {
     buffer: Option<B>,
     work: Box<dyn StreamWork>,
 }
 
 impl<B> InFlight<B> {
-    /// The buffer, once the compute stream comes after the operation: whoever gets its memory next uses it there.
+    /// Orders the compute stream after the operation and returns the buffer: the next user of its memory uses it on that stream.
     fn join(mut self) -> Result<B> {
         self.work.join()?;
         self.buffer.take().ok_or_else(|| Error::invalid("the operation's buffer has been given back already"))
@@ -45,7 +45,7 @@ impl<B> Drop for InFlight<B> {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
         if let Err(error) = self.work.join() {
-            // The GPU may still write to it, and nothing can be put behind that any more: it is nobody's from now on.
+            // The GPU may still write to it, and no work can be ordered after that any more: the buffer is leaked.
             tracing::debug!(%error, "the buffer of an operation in flight is left to the GPU");
             std::mem::forget(buffer);
         }
@@ -71,7 +71,7 @@ impl<B> Work<B> {
         Self { inner: Inner::Stream(InFlight { buffer: Some(buffer), work }) }
     }
 
-    /// Waits for the end and gives the buffer back. Ends at the group's timeout at the latest.
+    /// Waits for the end and returns the buffer. Ends at the group's timeout at the latest.
     ///
     /// # Errors
     /// The operation's own error; the buffer, whose content is then undefined, is dropped.
@@ -81,8 +81,8 @@ impl<B> Work<B> {
         result.map(|()| buffer)
     }
 
-    /// Gives the buffer back for use on the GPU's compute stream, which is made to wait for the operation; returns at
-    /// once. On host memory it is [`wait`](Self::wait). This is the one that a graph can capture.
+    /// Returns the buffer for use on the GPU's compute stream, which is ordered after the operation; returns at once. On host
+    /// memory it is [`wait`](Self::wait). A graph can capture this method.
     ///
     /// # Errors
     /// The operation's own error so far.
@@ -96,7 +96,7 @@ impl<B> Work<B> {
         }
     }
 
-    /// Waits for the end and gives the buffer and the outcome.
+    /// Waits for the end and returns the buffer and the outcome.
     ///
     /// # Errors
     /// When the group's worker has died, or the GPU, and the buffer with it.
@@ -130,7 +130,7 @@ impl<B: Send + 'static> Work<B> {
     fn on_thread(self) -> Result<oneshot::Receiver<Result<B>>> {
         let (sender, done) = oneshot::channel();
         let wait = move || {
-            // Nobody may be waiting any more; the buffer is then freed here.
+            // The caller may have stopped waiting; the buffer is then freed here.
             let _ = sender.send(self.wait());
         };
         let started = thread::Builder::new().name("ryz-await".into()).spawn(wait);
@@ -139,14 +139,14 @@ impl<B: Send + 'static> Work<B> {
     }
 }
 
-/// The end of an operation, with [`Work::wait`]'s result. It needs no runtime, and none in particular.
+/// The end of an operation, with [`Work::wait`]'s result. It needs no runtime, and works in any.
 ///
-/// On host memory the group's worker wakes the task. A GPU wakes nobody: there a thread is started that waits, at most until the
-/// group's timeout. Where that is too much for each operation, [`Work::join`] blocks neither thread nor task, and
+/// On host memory the group's worker wakes the task. A GPU wakes no task: there a new thread waits, at most until the group's
+/// timeout. If that is too expensive for each operation, [`Work::join`] blocks neither thread nor task, and
 /// [`ProcessGroup::synchronize`](crate::ProcessGroup::synchronize) waits for many.
 ///
-/// That thread ends by ordering the compute stream after the operation, as `wait` does: an engine that captures this stream by
-/// itself must not do so meanwhile.
+/// At its end, that thread orders the compute stream after the operation, as `wait` does: an engine that captures this stream
+/// itself must not do so in the meantime.
 ///
 /// Dropping it does not cancel the operation.
 #[derive(Debug)]
@@ -159,9 +159,9 @@ pub struct WorkFuture<B> {
 enum Pending<B> {
     /// The group's worker sends the outcome.
     Worker(oneshot::Receiver<(B, Result<()>)>),
-    /// A thread that waits sends it.
+    /// A waiting thread sends it.
     Thread(oneshot::Receiver<Result<B>>),
-    /// There is no such thread.
+    /// The thread could not be started.
     Failed(Error),
 }
 
@@ -216,7 +216,7 @@ mod tests {
 
     use crate::testing::{LATE, in_time};
 
-    /// Both ranks of a group, each on a thread with a deadline.
+    /// Runs both ranks of a group, each on a thread with a deadline.
     fn both(rank: impl Fn(&mut ProcessGroup) + Send + Sync + Copy + 'static) {
         in_time(move || {
             std::thread::scope(|scope| {
@@ -242,7 +242,7 @@ mod tests {
             let me = group.rank();
             runtime.block_on(async {
                 let (tell, told) = tokio::sync::oneshot::channel();
-                // Rank 1 sends only when its other task has run, on the one thread there is.
+                // Rank 1 sends only after its other task has run, on the only thread.
                 let other = async { tell.send(()).unwrap() };
                 let message = async {
                     if me == Rank(0) {
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// What a task gets that awaits a call with these outcomes. The call ends after the task has begun to wait.
+    /// Returns the result of a task that awaits a call with these outcomes. The call ends after the task has begun to wait.
     fn awaited(wait: Result<()>, join: Result<()>) -> Result<Vec<u8>> {
         let (ends, end) = mpsc::channel();
         let mut future = Work::on_stream(vec![5u8], Box::new(OnGpu { end, wait, join })).into_future();

@@ -1,4 +1,4 @@
-//! Authenticated links between ranks: how they are made, secured, and what travels on them. No collective is known here.
+//! Authenticated links between ranks: connection, security and wire format. This module does not know collectives.
 
 pub(crate) mod mesh;
 pub mod security;

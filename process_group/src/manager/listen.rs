@@ -1,4 +1,4 @@
-//! Where a rank listens for links of the others.
+//! The address at which a rank listens for links of the other ranks.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ fn address_of(interface: &str) -> Result<IpAddr> {
     let mut found: Vec<_> = all.iter().filter(|i| i.name == interface).map(if_addrs::Interface::ip).collect();
     found.sort_by_key(IpAddr::is_ipv6);
     found.into_iter().next().ok_or_else(|| {
-        // An interface is listed once for each of its addresses, and not next to itself.
+        // An interface is listed once for each of its addresses, and not always consecutively.
         let names: BTreeSet<_> = all.iter().map(|i| i.name.as_str()).collect();
         let names: Vec<_> = names.into_iter().collect();
         Error::Configuration(format!(

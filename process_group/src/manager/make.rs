@@ -1,4 +1,4 @@
-//! Groups, made one after another.
+//! Makes groups, one after another.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,25 +17,25 @@ use crate::observe::recorder::FlightRecorder;
 use crate::paths::tuned::TunedRange;
 use crate::types::rank::Rank;
 
-/// Moving data at less than this, in 10⁹ bytes per second, is slow: on host memory, and on GPUs.
+/// Bandwidth in 10⁹ bytes per second below which moving data is slow: on host memory, and on GPUs.
 const SLOW_HOST_GBS: f64 = 0.1;
 const SLOW_DEVICE_GBS: f64 = 10.0;
 
-/// Everything that making one more group needs.
+/// Everything that is needed to make another group.
 pub(super) struct GroupMaker {
     pub(super) config: Config,
     pub(super) membership: Membership,
     pub(super) flight: FlightRecorder,
-    /// What was measured of jobs like this one.
+    /// Measured ranges of jobs like this one.
     pub(super) tuned: Vec<TunedRange>,
-    /// Links to the other ranks, where the backend needs them.
+    /// Links to the other ranks, if the backend needs them.
     pub(super) mesh: Option<Mesh>,
-    /// Of the backend that was selected.
+    /// The factory of the selected backend.
     pub(super) factory: Box<dyn BackendFactory>,
 }
 
 impl GroupMaker {
-    /// Connects a group of these ranks, which this one is among, and has it prove itself.
+    /// Connects a group of these ranks, including this one, and checks it.
     pub(super) fn make(
         &mut self,
         name: &str,
@@ -57,7 +57,7 @@ impl GroupMaker {
             cpus_are_short: membership.roster.cpus_are_short(membership.rank),
             together,
             config: &self.config,
-            // Groups of some ranks share the processors with others, which was not measured.
+            // Groups of some ranks share the processors with other groups, which was not measured.
             tuned: if ranks.len() == membership.roster.world_size() { &self.tuned } else { &[] },
             store: &membership.store,
             mesh: self.mesh.as_ref(),
@@ -90,8 +90,8 @@ impl GroupMaker {
             let _span = tracing::info_span!("self_check", group = name).entered();
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);
-            // The first calls connect the ranks, and take as long as that does. A rank whose path is refused must not leave as
-            // one who is done.
+            // The first calls connect the ranks, and take as long as that does. A rank whose path is rejected must not leave like a
+            // rank that is done.
             group.without_profiling(self_check::run).inspect_err(|error| {
                 group.abort(error);
                 self.flight.failed();

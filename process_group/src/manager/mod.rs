@@ -1,4 +1,4 @@
-//! From configuration to groups that have proved themselves.
+//! Turns a configuration into groups that have passed a self-check.
 
 mod listen;
 mod make;
@@ -32,15 +32,15 @@ use crate::types::rank::{self, Rank};
 use listen::listen;
 use make::GroupMaker;
 
-/// How long leaving ranks wait for each other.
+/// Time for which leaving ranks wait for each other.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// How long they then wait until their calls have been compared, which takes a few hundredths of a second.
+/// Time for which they then wait until their calls have been compared, which takes a few hundredths of a second.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// One rank's view of a job: the groups it is in, and what they need.
+/// One rank's view of a job: its groups, and the state that they need.
 ///
-/// Make one per process, once, and keep it: making it again costs a rendezvous, new connections and a new self-check,
-/// thousands of times the price of a small all-reduce.
+/// Make one per process, once, and keep it: making it again costs a rendezvous, new connections and a new self-check, thousands of
+/// times as much as a small all-reduce.
 ///
 /// ```
 /// use ryzanstein_config::{BackendChoice, Config};
@@ -75,7 +75,7 @@ pub struct ProcessGroupManager {
 }
 
 impl ProcessGroupManager {
-    /// As [`initialize_with`](Self::initialize_with), where the libraries of GPUs are known to the loader or configured.
+    /// As [`initialize_with`](Self::initialize_with), if the loader knows the GPU libraries or they are configured.
     ///
     /// # Errors
     /// As there.
@@ -83,11 +83,11 @@ impl ProcessGroupManager {
         Self::initialize_with(config, rendezvous, &LibrarySearch::default())
     }
 
-    /// Joins the job, agrees on one backend with all ranks, connects the groups of the layout, and proves each with
-    /// all-reduces whose values are checked, on every path that calls may take.
+    /// Joins the job, agrees on one backend with all ranks, connects the groups of the layout, and checks each with all-reduces
+    /// whose values are compared, on every path that calls may take.
     ///
     /// # Errors
-    /// Names the ranks that did not come, the backend that cannot be and why, or the path that gave a wrong value.
+    /// Names the ranks that did not join, the unusable backend and the reason, or the path that produced a wrong value.
     pub fn initialize_with(
         config: &Config,
         rendezvous: &dyn Rendezvous,
@@ -138,13 +138,13 @@ impl ProcessGroupManager {
             capabilities: tracing::info_span!("probe")
                 .in_scope(|| factories.iter_mut().map(|factory| factory.probe(&context)).collect()),
         };
-        // The first is the best.
+        // The first candidate is the best.
         let obstacle = candidate.capabilities.first().and_then(|capability| capability.summary);
         let membership =
             tracing::info_span!("rendezvous").in_scope(|| rendezvous.join(candidate, deadline))?;
         let Membership { rank, roster, selection, secret, .. } = &membership;
         let backend = selection.backend;
-        // What the other backends have taken is given back.
+        // The other backends release their resources.
         let factory = factories.into_iter().find(|factory| factory.kind() == backend);
         let factory = factory.ok_or_else(|| Error::BackendUnavailable {
             backend: backend.name().into(),
@@ -153,7 +153,7 @@ impl ProcessGroupManager {
         let world_size = roster.world_size();
         let epoch = roster.epoch;
         let backend_summary = summarize(backend, wanted, obstacle);
-        // What is the same for all ranks is said once.
+        // Information that is the same for all ranks is logged once.
         if rank.0 == 0 {
             tracing::info!(rank = rank.0, %epoch, world_size, "backend {backend}: {backend_summary}");
             tracing::debug!(
@@ -212,37 +212,36 @@ impl ProcessGroupManager {
         Ok(manager)
     }
 
-    /// The group of all ranks.
+    /// Returns the group of all ranks.
     pub fn world(&mut self) -> &mut ProcessGroup {
         &mut self.groups[0]
     }
 
-    /// The ranks that share each layer with this one. The world group itself where it is all of them.
+    /// Returns the group of the ranks that share each layer with this one. It is the world group itself if it has all ranks.
     pub fn tensor_parallel(&mut self) -> &mut ProcessGroup {
         &mut self.groups[self.tensor]
     }
 
-    /// The stages of this rank's pipeline, first stage first.
+    /// Returns the group of the stages of this rank's pipeline, first stage first.
     pub fn pipeline_parallel(&mut self) -> &mut ProcessGroup {
         &mut self.groups[self.pipeline]
     }
 
-    /// The ranks that hold the same weights as this one.
+    /// Returns the group of the ranks with the same weights as this one.
     pub fn data_parallel(&mut self) -> &mut ProcessGroup {
         &mut self.groups[self.data]
     }
 
-    /// Makes a group of any ranks; member `i` of `ranks` gets rank `i` in it. All members call this with the same list,
-    /// and make the groups that they share in the same order; the others need not call. `None` for a rank that is not
-    /// a member.
+    /// Makes a group of any ranks; member `i` of `ranks` gets rank `i` in it. All members call this with the same list, and make
+    /// their common groups in the same order; the other ranks need not call. Returns `None` for a rank that is not a member.
     ///
-    /// Nothing is kept for the next time: the same list makes a new group with connections, and on GPUs a communicator, of its
-    /// own, which takes as long as the first did. Keep the group for as long as it is used. Dropping it frees what it has; what has
-    /// been measured in it stays in [`profile`](Self::profile).
+    /// Nothing is cached: the same list makes a new group with connections, and on GPUs a communicator, of its own, which takes as
+    /// long as the first did. Keep the group while it is in use. Dropping it frees its resources; its measurements stay in
+    /// [`profile`](Self::profile).
     ///
     /// # Errors
     /// [`Error::Invalid`] for an empty list, a rank twice or one that is not in the job; [`Error::Timeout`] naming the
-    /// members that did not come.
+    /// members that did not join.
     pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>> {
         let world_size = self.maker.membership.roster.world_size();
         for (index, rank) in ranks.iter().enumerate() {
@@ -272,92 +271,92 @@ impl ProcessGroupManager {
         Ok(Some(group))
     }
 
-    /// This rank's global rank.
+    /// Returns this rank's global rank.
     pub fn rank(&self) -> Rank {
         self.maker.membership.rank
     }
 
-    /// Everybody in the job.
+    /// Returns all members of the job.
     pub fn roster(&self) -> &Roster {
         &self.maker.membership.roster
     }
 
-    /// The backend in use.
+    /// Returns the backend in use.
     pub fn backend(&self) -> BackendKind {
         self.maker.membership.selection.backend
     }
 
-    /// Why this backend, in a few words.
+    /// Returns a short reason for this backend.
     pub fn backend_summary(&self) -> &str {
         &self.backend_summary
     }
 
-    /// Why this backend, and why not the others.
+    /// Returns the reasons for this backend, and against the others.
     pub fn backend_reason(&self) -> &str {
         &self.maker.membership.selection.reason
     }
 
-    /// How the ranks are arranged.
+    /// Returns the arrangement of the ranks.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// How long [`initialize`](Self::initialize) took.
+    /// Returns the duration of [`initialize`](Self::initialize).
     pub fn init_time(&self) -> Duration {
         self.init
     }
 
-    /// The job's shared store.
+    /// Returns the job's shared store.
     pub fn store(&self) -> Arc<dyn Store> {
         Arc::clone(&self.maker.membership.store)
     }
 
-    /// What has been measured in all groups so far.
+    /// Returns the measurements of all groups so far.
     pub fn profile(&self) -> Vec<ProfileRow> {
         self.profiles.iter().flat_map(|p| p.rows()).collect()
     }
 
-    /// What keeps the newest calls of all groups, for a look at a rank whose calls may be blocked. With `profile.trace_dir`, it
-    /// writes a record there when a group fails.
+    /// Returns the recorder of the newest calls of all groups, for inspection of a rank whose calls may be blocked. With
+    /// `profile.trace_dir`, it writes a record there when a group fails.
     pub fn flight_recorder(&self) -> FlightRecorder {
         self.maker.flight.clone()
     }
 
-    /// The newest call in any of the standard groups, as `call 17 of group `world`: all_reduce(sum) of 10 f32`.
+    /// Returns the newest call in any of the standard groups, as `call 17 of group `world`: all_reduce(sum) of 10 f32`.
     pub fn last_call(&self) -> Option<String> {
         let calls = self.groups.iter().filter_map(|g| Some((g, g.last_call()?)));
         let (group, call) = calls.max_by_key(|(_, call)| call.started)?;
         Some(format!("call {} of group `{}`: {}", call.sequence, group.name(), call.fingerprint))
     }
 
-    /// Forgets what has been measured.
+    /// Clears the measurements.
     pub fn clear_profile(&self) {
         for profile in &self.profiles {
             profile.clear();
         }
     }
 
-    /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything. On GPUs it waits, between the
-    /// two, until the calls in the groups of the layout have been compared: some hundredths of a second. After 5 s it
-    /// leaves with a warning that names the ranks whose calls have not been.
+    /// Waits (10 s at most) until every rank has arrived, then leaves: closes links and frees everything. On GPUs, in between, it
+    /// waits until the calls in the groups of the layout have been compared: some hundredths of a second. After 5 s it leaves with
+    /// a warning that names the ranks whose calls have not been compared.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come. [`Error::Mismatch`] tells of calls that differed and ended all the
-    /// same, on the ranks that found it, [`Error::PeerAborted`] on others; [`Error::PeerLost`] names a rank that has made fewer calls
-    /// in a group. A failure of a group that no call on this rank has told of yet is told here, unless the world's has failed
-    /// before. Everything is released in any case.
+    /// [`Error::Timeout`] names the ranks that did not arrive. [`Error::Mismatch`] reports calls that differed but ended without
+    /// an error, on the ranks that found it, [`Error::PeerAborted`] on others; [`Error::PeerLost`] names a rank that has made fewer
+    /// calls in a group. A failure of a group that no call on this rank has reported yet is returned here, unless the world group
+    /// has failed before. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let _span = tracing::info_span!("leave").entered();
         let world = self.world();
         if world.failure().is_some() {
-            // Nothing more can be agreed with the others; dropping says goodbye where that still works.
+            // No further agreement with the other ranks is possible; dropping says goodbye where that still works.
             return Ok(());
         }
         world.set_timeout(FAREWELL);
         world.barrier()?;
-        // Calls that differed may have ended all the same, on whatever backend compares them only afterwards.
+        // Mismatched calls may have ended without an error, on a backend that compares them only afterwards.
         let mut groups: Vec<_> = self.groups.iter_mut().filter(|group| group.failure().is_none()).collect();
-        // One that takes long keeps no other from comparing.
+        // A slow group does not keep the others from comparing.
         for group in &mut groups {
             group.announce_exit();
         }
@@ -365,17 +364,17 @@ impl ProcessGroupManager {
         groups.into_iter().map(|group| group.verify_calls(deadline)).fold(Ok(()), Result::and)
     }
 
-    /// Tells the other ranks that the program has panicked on this one, with the panic's message. A panic that nobody catches is
-    /// told by dropping this value, without the message.
+    /// Tells the other ranks that the program has panicked on this one, with the panic's message. For an uncaught panic, dropping
+    /// this value does so, without the message.
     pub fn panicked(&self, message: &str) {
         let error = Error::Panicked(message.into());
-        // All first: one group's call that blocks delays no other.
+        // This comes first: a blocked call of one group delays no other.
         self.groups.iter().for_each(|group| group.interrupt(&error));
         self.groups.iter().for_each(|group| group.abort(&error));
         self.maker.flight.failed();
     }
 
-    /// Refuses to go on with ranks that would make other groups: they would wait for each other.
+    /// Rejects ranks that would make other groups: they would wait for each other.
     fn agree_on_layout(&mut self) -> Result<()> {
         let mine = self.layout;
         let (rank, world) = (self.rank(), self.world());
@@ -388,7 +387,7 @@ impl ProcessGroupManager {
         })
     }
 
-    /// Index of the group with these members, made now unless there is one already.
+    /// Returns the index of the group with these members, which is made now unless it exists.
     fn standard_group(&mut self, kind: &str, members: Vec<Rank>, deadline: Instant) -> Result<usize> {
         if let Some(same) = self.groups.iter().position(|g| g.members() == members) {
             return Ok(same);
@@ -410,7 +409,7 @@ impl ProcessGroupManager {
 impl Drop for ProcessGroupManager {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // All groups before the first waits for its record to be written.
+            // All groups before the first one waits for its record to be written.
             self.panicked("see what it wrote to its standard error");
         }
     }
@@ -426,10 +425,10 @@ impl std::fmt::Debug for ProcessGroupManager {
 }
 
 impl ProcessGroupManager {
-    /// Waits on the job's store until every rank has come to the barrier `name`; works while a group has failed.
+    /// Waits on the job's store until every rank has entered the barrier `name`. It works after a group has failed.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the ranks that were not there.
+    /// [`Error::Timeout`] naming the missing ranks.
     pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let membership = &self.maker.membership;
         let n = membership.roster.world_size();
@@ -437,7 +436,7 @@ impl ProcessGroupManager {
     }
 }
 
-/// NCCL's own connections between hosts are not ours to encrypt: says so to who demands encryption.
+/// Warns a user who demands encryption: NCCL's own connections between hosts cannot be encrypted here.
 fn warn_of_nccl(config: &Config, roster: &Roster, rank: Rank, backend: BackendKind) {
     let hosts = || roster.members.iter().map(|member| &member.host);
     let several = hosts().any(|host| hosts().next() != Some(host));
@@ -450,7 +449,7 @@ fn warn_of_nccl(config: &Config, roster: &Roster, rank: Rank, backend: BackendKi
     }
 }
 
-/// Why `backend` was taken, in a few words. `obstacle` is what keeps this rank from the best one.
+/// Returns a short reason for `backend`. `obstacle` is the reason why this rank cannot use the best one.
 fn summarize(backend: BackendKind, wanted: BackendChoice, obstacle: Option<&str>) -> String {
     if wanted != BackendChoice::Auto {
         return "as configured".into();

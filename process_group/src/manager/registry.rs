@@ -1,4 +1,4 @@
-//! The backends there are.
+//! The list of backends.
 
 use ryzanstein_config::BackendChoice;
 
@@ -8,7 +8,7 @@ use crate::gpu::nccl;
 use crate::loopback;
 use crate::types::backend_kind::BackendKind;
 
-/// The factories of the backends that a choice allows, the preferred one first.
+/// Returns the factories of the backends that a choice allows, the preferred one first.
 pub(crate) fn factories(choice: BackendChoice) -> Vec<Box<dyn BackendFactory>> {
     let make = |kind: &BackendKind| -> Box<dyn BackendFactory> {
         match kind {

@@ -1,5 +1,5 @@
-//! Before a group is used: every path with every operation that it has, every element type, and a size on each side of each
-//! threshold, with every value checked.
+//! Checks a group before its use: every path with every operation that it supports, every element type, and a size on each side of
+//! each threshold, with every value compared.
 
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
@@ -8,17 +8,17 @@ use crate::types::dtype::{Element, for_each_dtype};
 use crate::types::operation::{Operation, ReduceOp};
 use crate::types::rank::Rank;
 
-/// Elements: one that goes as whole vectors and one that is cut, neither of which divides evenly.
+/// Numbers of elements: one that goes in whole vectors and one that is split, neither of which divides evenly.
 const LENGTHS: [usize; 2] = [257, 4099];
 /// The same on GPUs, where NCCL changes its protocol with the size: 1 MiB and 16 MiB of f32.
 const LARGE: [usize; 2] = [1 << 18, 1 << 22];
-/// Thresholds above this are not crossed: moving the bytes would take longer than a check may. The paths behind them are
-/// checked with less.
+/// Maximum threshold that is crossed: moving more bytes would take longer than a check may. The paths above it are checked with
+/// smaller sizes.
 const MOST_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(group: &mut ProcessGroup) -> Result<()> {
     if group.device().is_some() && group.world_size() > 1 {
-        // GPUs connect pair by pair when they are first used; then a message needs no answer to be set up.
+        // GPUs connect in pairs at their first use; after that, the set-up of a message needs no answer.
         let token = vec![0u8; group.world_size()];
         let (from, mut to) = (group.upload(&token)?, group.upload(&token)?);
         group.all_to_all_into(&from, &mut to)?;
@@ -48,7 +48,7 @@ pub(crate) fn run(group: &mut ProcessGroup) -> Result<()> {
 
 macro_rules! of_each {
     ($($variant:ident, $type:ty, $name:literal, $acc:ty;)*) => {
-        /// An all-reduce of every element type, on the paths that the group chooses.
+        /// Runs an all-reduce of every element type, on the paths that the group chooses.
         fn dtypes(group: &mut ProcessGroup) -> Result<()> {
             $(all_reduce::<$type>(group, LENGTHS[0], None)?;)*
             Ok(())
@@ -57,13 +57,13 @@ macro_rules! of_each {
 }
 for_each_dtype!(of_each);
 
-/// What a rank adds to element `i`: something at one element in `n`. So the sum is exact in every type, and a rank that is
-/// missing or misplaced shows.
+/// Returns a rank's summand of element `i`: it is non-zero for one element in `n`. So the sum is exact in every type, and a missing
+/// or misplaced rank is detected.
 const fn part(i: usize, rank: usize, n: usize) -> u8 {
     if i % n == rank { sum(i) } else { 0 }
 }
 
-/// The sum of all ranks' parts.
+/// Returns the sum of all ranks' parts.
 const fn sum(i: usize) -> u8 {
     (i % 89) as u8 + 1
 }
@@ -90,7 +90,7 @@ fn all_reduce<T: Element + TryFrom<u8>>(
     check(&values, 0, |i| value(sum(i)), (path, operation))
 }
 
-/// Every other operation that a path has, of f32.
+/// Runs every other operation of a path, with f32.
 fn operations(group: &mut ProcessGroup, path: Path) -> Result<()> {
     let (me, n) = (group.rank(), group.world_size());
     let (rank, length) = (me.index(), LENGTHS[0]);
@@ -104,7 +104,7 @@ fn operations(group: &mut ProcessGroup, path: Path) -> Result<()> {
         Operation::Scatter { root },
         Operation::AllToAll,
     ];
-    // A mark for each rank and element, and what all ranks' marks add up to.
+    // A mark for each rank and element, and the sum of all ranks' marks.
     let mark = |rank: usize, i: usize| ((rank + 1) * (i % 97 + 1)) as f32;
     let sum = |i: usize| (n * (n + 1) / 2 * (i % 97 + 1)) as f32;
     for operation in all.into_iter().filter(|operation| path.suits(*operation)) {
@@ -134,7 +134,7 @@ fn operations(group: &mut ProcessGroup, path: Path) -> Result<()> {
             Operation::Gather { .. } if me == root => {
                 check(&values, 0, |i| Ok(mark(i / length, i)), with)?;
             }
-            // Chunk `p` is what `p` had at this rank's place.
+            // Chunk `p` is the chunk that `p` had at this rank's position.
             Operation::AllToAll => {
                 check(&values, 0, |i| Ok(mark(i / length, own + i % length)), with)?;
             }
@@ -144,7 +144,7 @@ fn operations(group: &mut ProcessGroup, path: Path) -> Result<()> {
     Ok(())
 }
 
-/// Compares values, of which the first is element `first` of the buffer, with what they should be.
+/// Compares values with their expected values. The first is element `first` of the buffer.
 fn check<T: Element>(
     values: &[T],
     first: usize,

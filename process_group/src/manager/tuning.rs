@@ -11,18 +11,18 @@ use crate::error::{Error, Result};
 use crate::membership::rendezvous::Membership;
 use crate::paths::tuned::{Machine, TunedRange, TuningTable};
 
-/// Far more than any table takes, and less than a value of the store may have.
+/// Far larger than any table, and smaller than the limit for a value of the store.
 pub const LARGEST_FILE: ByteSize = ByteSize::kib(128);
 
-/// Where rank 0 leaves its table.
+/// The key under which rank 0 stores its table.
 const KEY: &str = "tuning/world";
 
-/// The table of this user in the user's folder of states (`XDG_STATE_HOME`, or `.local/state` in `HOME`).
+/// Returns the table of this user in the user's state folder (`XDG_STATE_HOME`, or `.local/state` in `HOME`).
 pub fn user_file(state: &Path) -> PathBuf {
     state.join("ryzanstein").join("paths.json")
 }
 
-/// What this process runs on.
+/// Describes the machine of this process.
 pub fn machine() -> Machine {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let architecture = || rustix::system::uname().machine().to_string_lossy().into_owned();
@@ -33,7 +33,7 @@ pub fn machine() -> Machine {
     }
 }
 
-/// The GPUs of this machine, each kind once with its number, and their driver.
+/// Lists the GPUs of this machine, each kind once with its number, and their driver.
 fn gpus() -> String {
     let Ok(nvml) = Nvml::open() else { return String::new() };
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
@@ -47,15 +47,15 @@ fn gpus() -> String {
     format!("{}, driver {}", kinds.join(", "), nvml.driver_version())
 }
 
-/// The first processor's model, if the kernel names it.
+/// Returns the first processor's model, if the kernel reports it.
 fn model(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     let (_, model) = line.split_once(':')?;
     Some(model.trim().to_owned()).filter(|model| !model.is_empty())
 }
 
-/// The ranges for this job: those of rank 0's table, the same on every rank. None for a rank alone and for several hosts, which no
-/// table is measured for. All ranks call this, or none.
+/// Returns the ranges for this job: those of rank 0's table, the same on every rank. Empty for a single rank and for several hosts,
+/// for which no table is measured. All ranks call this, or none.
 ///
 /// # Errors
 /// [`Error::Configuration`] on every rank where rank 0 was told of a table that it cannot use; those of the store.
@@ -90,7 +90,8 @@ pub(crate) fn agree(
     read.map_err(Error::Configuration)
 }
 
-/// What rank 0 finds. A table that the user named must fit; one that just lies there is left alone, with a warning.
+/// Returns the ranges that rank 0 finds. A table that the user named must fit; a default table that does not is ignored, with a
+/// warning.
 fn ranges(
     choice: &TuningChoice,
     state: Option<&Path>,

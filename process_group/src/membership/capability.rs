@@ -1,55 +1,55 @@
-//! What a rank can use, as it tells the others before one backend is selected.
+//! The backends that a rank can use, as it reports them to the other ranks before one backend is selected.
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::backend_kind::BackendKind;
 
-/// Whether one rank can use one backend, and what that takes.
+/// Whether one rank can use one backend, and the requirements.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Capability {
-    /// Which backend.
+    /// The backend.
     pub backend: BackendKind,
-    /// `None` when it can be used, else the reason.
+    /// The reason why it cannot be used; `None` if it can.
     pub obstacle: Option<String>,
-    /// The reason in a few words, for people who see this rank's output. Other ranks are not told.
+    /// The reason in a few words, for readers of this rank's output. Other ranks do not get it.
     #[serde(skip)]
     pub summary: Option<&'static str>,
-    /// What the rank would use, which no other rank of the job may use.
+    /// The resource that the rank would use, which no other rank of the job may use.
     pub exclusive: Option<Exclusive>,
-    /// What must be of one version on all ranks.
+    /// The component that must have the same version on all ranks.
     pub version: Option<ComponentVersion>,
 }
 
 impl Capability {
-    /// It can be used.
+    /// Creates a capability of a usable backend.
     pub const fn usable(backend: BackendKind) -> Self {
         Self { backend, obstacle: None, summary: None, exclusive: None, version: None }
     }
 
-    /// It cannot be used, for this reason, which `summary` puts in a few words.
+    /// Creates a capability of a backend that cannot be used, for this reason, of which `summary` is a short form.
     pub fn unusable(backend: BackendKind, summary: &'static str, reason: impl Into<String>) -> Self {
         Self { obstacle: Some(reason.into()), summary: Some(summary), ..Self::usable(backend) }
     }
 }
 
-/// Something that only one rank can use at a time, such as a GPU.
+/// A resource that only one rank can use at a time, such as a GPU.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Exclusive {
-    /// Its identity: no two things have the same.
+    /// Its unique identity.
     pub id: String,
-    /// What people call it, behind "would share".
+    /// Its usual name, which follows "would share".
     pub name: String,
-    /// Why it cannot be shared, and what to do about it.
+    /// The reason why it cannot be shared, and the remedy.
     pub rule: String,
 }
 
-/// The version of something that must be the same on all ranks, such as a library.
+/// The version of a component that must be the same on all ranks, such as a library.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ComponentVersion {
-    /// What it is.
+    /// The component.
     pub component: String,
     /// Its version.
     pub version: String,
-    /// Why versions must not differ, and what to do about it.
+    /// The reason why versions must not differ, and the remedy.
     pub rule: String,
 }

@@ -1,4 +1,4 @@
-//! Connections that have not proved themselves yet: how many there may be, and which goes when there are too many.
+//! Connections that have not proved themselves yet: their maximum number, and the eviction beyond it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Resource, getrlimit};
 use tokio::task::AbortHandle;
 
-/// The most connections, whatever the limit on open files.
+/// Maximum number of connections, regardless of the limit on open files.
 const MOST: u64 = 4096;
 
-/// A connection's place among those that have not proved themselves. Exactly one of the two ends of it takes it: the task that
-/// [leaves](Self::leave), or the queue that evicts it.
+/// A connection's place among those that have not proved themselves. Exactly one of its two ends takes it: the task, which
+/// [leaves](Self::leave), or the queue, which evicts it.
 #[derive(Clone, Default, Debug)]
 pub struct AdmissionToken(Arc<AtomicBool>);
 
 impl AdmissionToken {
-    /// The connection has proved that it belongs to the job: it is evicted no more.
+    /// Marks that the connection has proved that it belongs to the job: it is no longer evicted.
     pub fn leave(&self) {
         self.take();
     }
 
-    /// Whether nobody has taken it before.
+    /// Returns true if it was not taken before.
     fn take(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
     }
@@ -31,10 +31,10 @@ impl AdmissionToken {
     }
 }
 
-/// The tasks that let connections prove themselves, oldest first.
+/// The tasks of connections that have not proved themselves, oldest first.
 ///
-/// Whoever knows the job's secret needs milliseconds. So a new connection evicts the oldest, and clients that connect and say
-/// nothing keep nobody out. One that has left its [`AdmissionToken`] is not evicted, however long it still takes.
+/// A client that knows the job's secret needs milliseconds. So a new connection evicts the oldest, and clients that connect and
+/// send nothing block no other. A connection that has left its [`AdmissionToken`] is not evicted, however long it still takes.
 #[derive(Debug)]
 pub struct HalfOpen {
     most: usize,
@@ -42,20 +42,20 @@ pub struct HalfOpen {
 }
 
 impl Default for HalfOpen {
-    /// For 4096 connections, or a quarter of the limit on open files if that is less: the rest is the application's.
+    /// Allows 4096 connections, or a quarter of the limit on open files if that is less: the rest is the application's.
     fn default() -> Self {
         Self::within(MOST, 1)
     }
 }
 
 impl HalfOpen {
-    /// For so many connections, or three quarters of the limit on open files if that is less: for a server whose clients may
-    /// all come at once.
+    /// Allows this number of connections, or three quarters of the limit on open files if that is less: for a server whose clients
+    /// may all connect at once.
     pub fn at_most(most: usize) -> Self {
         Self::within(most as u64, 3)
     }
 
-    /// Of the limit on open files, connections may take so many quarters.
+    /// Allows connections to use this number of quarters of the limit on open files.
     fn within(most: u64, quarters: u64) -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Self::new(usize::try_from(most.min(descriptors / 4 * quarters)).unwrap_or(usize::MAX).max(1))
@@ -65,7 +65,7 @@ impl HalfOpen {
         Self { most, tasks: VecDeque::new() }
     }
 
-    /// A new connection's task. Ends the oldest if there are too many, and returns how many it has ended.
+    /// Adds a new connection's task. Ends the oldest if there are too many, and returns the number of ended ones.
     pub fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
         if self.tasks.len() >= self.most {
             self.forget();
@@ -75,7 +75,7 @@ impl HalfOpen {
         evicted
     }
 
-    /// The process is out of descriptors: ends the older half, and returns how many it has ended.
+    /// Called when the process is out of descriptors: ends the older half, and returns the number of ended ones.
     pub fn shed(&mut self) -> usize {
         self.forget();
         self.evict(self.tasks.len().div_ceil(2))
@@ -89,7 +89,7 @@ impl HalfOpen {
     fn evict(&mut self, oldest: usize) -> usize {
         let mut evicted = 0;
         for (task, admission) in self.tasks.drain(..oldest) {
-            // It may have left its admission just now.
+            // It may just have left its admission.
             if admission.take() {
                 task.abort();
                 evicted += 1;

@@ -1,4 +1,4 @@
-//! What ranks that are threads of one process share.
+//! State that ranks share if they are threads of one process.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex};
 
 use crate::types::sync::lock;
 
-/// One value of each type, made by whoever asks first. Clones share them.
+/// One value of each type, made at its first use. Clones share them.
 #[derive(Clone, Default)]
 pub struct InProcess {
     values: Arc<Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>>,
 }
 
 impl InProcess {
-    /// Nothing shared yet, for ranks that will be given clones of it.
+    /// Creates an empty state, for ranks that get clones of it.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The value of this type, the same for all clones.
+    /// Returns the value of this type, the same for all clones.
     pub fn get<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let value =
             Arc::clone(lock(&self.values).entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())));

@@ -1,4 +1,4 @@
-//! Which ranks form which group: tensor × pipeline × data parallel. Pure.
+//! The ranks of each group: tensor × pipeline × data parallel. Pure.
 
 use std::fmt;
 
@@ -10,15 +10,15 @@ use crate::types::rank::Rank;
 
 /// Sizes of the three dimensions; their product is the world size.
 ///
-/// Tensor-parallel ranks are neighbours (`0..tp`), because they talk most and neighbours share a host; pipeline stages
-/// come next, data-parallel replicas last: `rank = (data × pp + pipeline) × tp + tensor`.
+/// Tensor-parallel ranks are neighbours (`0..tp`), because they communicate most and neighbours share a host; pipeline stages come
+/// next, data-parallel replicas last: `rank = (data × pp + pipeline) × tp + tensor`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
-    /// Ranks that share each layer.
+    /// Number of ranks that share each layer.
     pub tensor_parallel: usize,
-    /// Stages that layers are spread over.
+    /// Number of stages over which the layers are spread.
     pub pipeline_parallel: usize,
-    /// Copies of the whole.
+    /// Number of copies of the whole.
     pub data_parallel: usize,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Layout {
 }
 
 impl Layout {
-    /// Fits the configured sizes to the world: tensor parallelism gets what the others leave, unless it is set.
+    /// Fits the configured sizes to the world size: unless tensor parallelism is set, it gets the remaining factor.
     ///
     /// # Errors
     /// [`Error::Configuration`] when the product is not the world size.
@@ -52,20 +52,20 @@ impl Layout {
         Ok(Self { tensor_parallel, pipeline_parallel, data_parallel })
     }
 
-    /// The tensor-parallel group that `rank` is in.
+    /// Returns the tensor-parallel group of `rank`.
     pub fn tensor_group(&self, rank: Rank) -> Vec<Rank> {
         let first = rank.index() / self.tensor_parallel * self.tensor_parallel;
         (first..first + self.tensor_parallel).map(|r| Rank(r as u32)).collect()
     }
 
-    /// The pipeline that `rank` is a stage of, first stage first.
+    /// Returns the pipeline of which `rank` is a stage, first stage first.
     pub fn pipeline_group(&self, rank: Rank) -> Vec<Rank> {
         let replica = self.tensor_parallel * self.pipeline_parallel;
         let first = rank.index() / replica * replica + rank.index() % self.tensor_parallel;
         (0..self.pipeline_parallel).map(|stage| Rank((first + stage * self.tensor_parallel) as u32)).collect()
     }
 
-    /// The ranks that hold the same weights as `rank`.
+    /// Returns the ranks with the same weights as `rank`.
     pub fn data_group(&self, rank: Rank) -> Vec<Rank> {
         let replica = self.tensor_parallel * self.pipeline_parallel;
         let first = rank.index() % replica;

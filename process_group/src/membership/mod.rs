@@ -1,5 +1,5 @@
-//! Who is in a job: the roster, the layout of its ranks, the backend that all of them can use, and the store they share.
-//! Processes are found elsewhere, behind the trait [`Rendezvous`](rendezvous::Rendezvous).
+//! The members of a job: the roster, the layout of its ranks, the backend that all of them can use, and the store that they share.
+//! Processes find each other outside this module, behind the trait [`Rendezvous`](rendezvous::Rendezvous).
 
 pub(crate) mod capability;
 pub(crate) mod half_open;

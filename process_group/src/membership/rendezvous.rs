@@ -1,4 +1,4 @@
-//! How ranks find each other: the trait, and the implementation for ranks that share a process.
+//! The rendezvous of ranks: the trait, and the implementation for ranks that share a process.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -11,43 +11,43 @@ use crate::membership::select::{BackendSelection, select_backend};
 use crate::membership::store::{MemoryStore, Store};
 use crate::types::rank::{Epoch, LocalRank, Rank};
 
-/// All that a rank gets from joining.
+/// The result of joining, for one rank.
 pub struct Membership {
-    /// Who this rank is.
+    /// This rank.
     pub rank: Rank,
-    /// Who else is there.
+    /// All members of the job.
     pub roster: Roster,
-    /// The one backend for all, and why.
+    /// The one backend for all ranks, and the reason for it.
     pub selection: BackendSelection,
     /// The job's shared store.
     pub store: Arc<dyn Store>,
-    /// What proves membership on data connections.
+    /// The secret that proves membership on data connections.
     pub secret: Secret,
 }
 
-/// A place where ranks meet.
+/// The meeting point of ranks.
 pub trait Rendezvous: Send + Sync {
-    /// The local address from which the others can be reached, for the data plane to listen on.
+    /// Returns the local address at which the other ranks can reach this one, for the data plane to listen on.
     fn local_address(&self) -> Result<IpAddr>;
 
-    /// What ranks of this rendezvous share, if they are threads of one process.
+    /// Returns the state that ranks of this rendezvous share, if they are threads of one process.
     fn in_process(&self) -> Option<InProcess> {
         None
     }
 
-    /// This rank's position on its host, which chooses its GPU, where it is known before joining.
+    /// Returns this rank's position on its host, which determines its GPU, if it is known before joining.
     fn local_rank(&self) -> Option<LocalRank> {
         None
     }
 
-    /// Waits for all ranks and returns what they agreed on.
+    /// Waits for all ranks and returns their agreement.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the ranks that did not come, or the reason why no backend suits all.
+    /// [`Error::Timeout`] naming the ranks that did not join, or the reason why no backend suits all.
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership>;
 }
 
-/// The rendezvous of ranks that are threads of one process: one handle a rank.
+/// The rendezvous of ranks that are threads of one process: one handle per rank.
 #[derive(Clone)]
 pub struct MemoryRendezvous {
     rank: Rank,
@@ -69,7 +69,7 @@ impl std::fmt::Debug for MemoryRendezvous {
 }
 
 impl MemoryRendezvous {
-    /// Handles for ranks `0..world_size`. Give each thread its own.
+    /// Creates handles for ranks `0..world_size`. Give each thread its own.
     pub fn new(world_size: usize) -> Vec<Self> {
         let shared = Arc::new(Shared {
             candidates: Mutex::new(vec![None; world_size]),

@@ -1,4 +1,4 @@
-//! Who is in: what a rank says of itself, and what rendezvous hands over.
+//! The members of a job: the information that a rank provides, and the roster that the rendezvous returns.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,17 +12,17 @@ use crate::types::rank::{Epoch, LocalRank, Rank};
 /// The CPUs that a rank may use.
 ///
 /// Launchers such as `mpirun` and `srun` bind each rank to CPUs of its own; without binding, all ranks of a host have the same list
-/// and share them. Lists that differ but overlap count as separate, and so does a cgroup's limit that ranks with different lists share.
+/// and share them. Lists that differ but overlap count as separate; so does a cgroup limit that ranks with different lists share.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Cpus {
-    /// How many it may keep busy: those of the list, or fewer where a cgroup limits it.
+    /// Number of CPUs that it may keep busy: those of the list, or fewer if a cgroup limits it.
     pub count: u32,
-    /// Which, as Linux writes them: `0-3,8`. Empty if unknown.
+    /// List of the CPUs in the format of Linux: `0-3,8`. Empty if unknown.
     pub list: String,
 }
 
 impl Cpus {
-    /// Those of the calling thread.
+    /// Returns the CPUs of the calling thread.
     pub fn current() -> Self {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
         let list =
@@ -32,7 +32,7 @@ impl Cpus {
     }
 }
 
-/// What a rank says of itself when it joins.
+/// The information that a rank provides when it joins.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
     /// Name of its host.
@@ -41,11 +41,11 @@ pub struct Candidate {
     pub pid: u32,
     /// The CPUs it may use.
     pub cpus: Cpus,
-    /// Where its data plane listens, if it has one.
+    /// The address at which its data plane listens, if it has one.
     pub data_address: Option<SocketAddr>,
-    /// The backend it was told to use.
+    /// The configured backend.
     pub wanted: BackendChoice,
-    /// What it could use.
+    /// The backends that it could use.
     pub capabilities: Vec<Capability>,
 }
 
@@ -56,7 +56,7 @@ pub struct Member {
     pub rank: Rank,
     /// Its position on its host.
     pub local_rank: LocalRank,
-    /// Its host's position.
+    /// Position of its host.
     pub node_rank: u32,
     /// Its host's name.
     pub host: String,
@@ -64,71 +64,71 @@ pub struct Member {
     pub pid: u32,
     /// The CPUs it may use.
     pub cpus: Cpus,
-    /// Where its data plane listens.
+    /// The address at which its data plane listens.
     pub data_address: Option<SocketAddr>,
 }
 
 impl Member {
-    /// Its host and its list of CPUs: members that have both in common share their CPUs.
+    /// Returns its host and its list of CPUs: members that agree in both share their CPUs.
     pub(crate) fn cpus_shared(&self) -> (&str, &str) {
         (&self.host, &self.cpus.list)
     }
 }
 
-/// Everybody, in rank order, in one epoch. Building one by hand is enough to start a group without a launcher.
+/// All members, in rank order, in one epoch. A roster built by hand is enough to start a group without a launcher.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Roster {
-    /// The generation.
+    /// The epoch.
     pub epoch: Epoch,
-    /// Member `i` has rank `i`.
+    /// The members; member `i` has rank `i`.
     pub members: Vec<Member>,
 }
 
 impl Roster {
-    /// Number of ranks in the job.
+    /// Returns the number of ranks in the job.
     pub fn world_size(&self) -> usize {
         self.members.len()
     }
 
-    /// How many ranks share the host of `rank`, itself included.
+    /// Returns the number of ranks that share the host of `rank`, including `rank`.
     pub fn local_world_size(&self, rank: Rank) -> usize {
         let host = &self.members[rank.index()].host;
         self.members.iter().filter(|m| m.host == *host).count()
     }
 
-    /// How many of `ranks` share the CPUs of `rank`, itself included.
+    /// Returns how many of `ranks` share the CPUs of `rank`, including `rank`.
     pub(crate) fn sharing_cpus(&self, ranks: impl Iterator<Item = Rank>, rank: Rank) -> usize {
         let of = |rank: Rank| self.members[rank.index()].cpus_shared();
         ranks.filter(|other| of(*other) == of(rank)).count()
     }
 
-    /// Whether more ranks share the CPUs of `rank` than there are CPUs.
+    /// Returns true if more ranks share the CPUs of `rank` than there are CPUs.
     pub(crate) fn cpus_are_short(&self, rank: Rank) -> bool {
         self.sharing_cpus(Rank::all(self.world_size()), rank) > self.members[rank.index()].cpus.count as usize
     }
 }
 
-/// The per-job secret that every connection proves to know. Never printed.
+/// The per-job secret, whose knowledge every connection proves. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// A fresh secret from the operating system's random numbers.
+    /// Creates a new secret from the operating system's random numbers.
     ///
     /// # Panics
-    /// When the operating system has none to give, as no program can go on safely then.
+    /// When the operating system has none, as no program can continue safely then.
     pub fn random() -> Self {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
         Self(bytes)
     }
 
-    /// Takes 32 random bytes.
+    /// Creates a secret from 32 random bytes.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, for a MAC or for handing down to a child.
+    /// Returns the bytes, for a MAC or for passing to a child process.
     pub const fn expose(&self) -> &[u8; 32] {
         &self.0
     }
@@ -144,7 +144,7 @@ impl fmt::Debug for Secret {
 pub(crate) mod tests {
     use super::*;
 
-    /// Makes one member per entry. An entry is a host, a number of CPUs and their list.
+    /// Creates one member per entry. An entry is a host, a number of CPUs and their list.
     pub(crate) fn members(on: &[(&str, u32, &str)]) -> Vec<Member> {
         let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
             rank: Rank(rank as u32),

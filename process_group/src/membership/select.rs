@@ -1,4 +1,4 @@
-//! How all ranks come to one backend. Pure: every rendezvous calls this.
+//! Selects one backend for all ranks. Pure: every rendezvous calls this.
 
 use std::collections::HashMap;
 
@@ -10,22 +10,22 @@ use crate::membership::roster::Candidate;
 use crate::types::backend_kind::BackendKind;
 use crate::types::rank::{self, Rank};
 
-/// Most reasons told of why a backend cannot be used.
+/// Maximum number of reasons in a message about an unusable backend.
 const MAX_REASONS: usize = 4;
 
-/// The one backend for all ranks, and why it was taken.
+/// The one backend for all ranks, and the reason for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BackendSelection {
-    /// What everybody uses.
+    /// The backend of all ranks.
     pub backend: BackendKind,
-    /// Why this one, and why not the ones before it.
+    /// The reason for this backend, and those against the preferred ones.
     pub reason: String,
 }
 
-/// Why there is no backend for all ranks. The fault of their configuration or their machines.
+/// The reason why there is no backend for all ranks: an error of their configuration or their machines.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SelectionError {
-    /// Nobody has joined.
+    /// No rank has joined.
     #[error("there are no ranks")]
     NoRanks,
     /// Ranks were told to use different backends.
@@ -34,19 +34,19 @@ pub enum SelectionError {
          the same process_group.backend"
     )]
     Demands {
-        /// What rank 0 wants.
+        /// The choice of rank 0.
         first: BackendChoice,
-        /// A rank that wants something else.
+        /// A rank with another choice.
         rank: Rank,
-        /// What that is.
+        /// The choice of that rank.
         other: BackendChoice,
     },
-    /// No backend that the configuration allows can be used by all.
+    /// All ranks can use none of the backends that the configuration allows.
     #[error("{}", .0.join("; "))]
     Unusable(Vec<String>),
 }
 
-/// Picks the backend that all candidates (in rank order) use.
+/// Selects the backend that all candidates (in rank order) use.
 ///
 /// # Errors
 /// Names the ranks which want different backends, or cannot use the one demanded, and why.
@@ -82,7 +82,7 @@ fn capability(candidate: &Candidate, kind: BackendKind) -> Option<&Capability> {
     candidate.capabilities.iter().find(|capability| capability.backend == kind)
 }
 
-/// What keeps ranks from using a backend together that each of them can use alone.
+/// Returns the reason why ranks cannot use a backend together that each of them can use alone.
 fn conflict(candidates: &[Candidate], kind: BackendKind) -> Option<String> {
     let all = || Rank::all(candidates.len()).zip(candidates);
     let mut seen: HashMap<&str, Rank> = HashMap::new();
@@ -110,7 +110,7 @@ fn obstacle(candidate: &Candidate, kind: BackendKind) -> Option<String> {
     }
 }
 
-/// Why a backend cannot be used, each reason with the ranks that have it.
+/// Returns the reasons why a backend cannot be used, each with the ranks that have it.
 fn obstacles(candidates: &[Candidate], kind: BackendKind) -> Vec<(String, Vec<Rank>)> {
     let mut reasons: Vec<(String, Vec<Rank>)> = Vec::new();
     for (rank, candidate) in Rank::all(candidates.len()).zip(candidates) {
@@ -123,7 +123,7 @@ fn obstacles(candidates: &[Candidate], kind: BackendKind) -> Vec<(String, Vec<Ra
     reasons
 }
 
-/// Puts them into words. Where every rank has a reason of its own, the first few stand for all.
+/// Describes the reasons in words. If every rank has a reason of its own, the first few stand for all.
 fn describe(reasons: &[(String, Vec<Rank>)], world_size: usize) -> String {
     let who = |ranks: &[Rank]| match ranks {
         all if all.len() == world_size => "no rank can use it".into(),

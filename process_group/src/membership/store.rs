@@ -10,36 +10,35 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 use crate::types::rank::Rank;
 
-/// Longest key in bytes.
+/// Maximum length of a key in bytes.
 pub const MAX_KEY: usize = 256;
-/// What the keys begin with that only launchers write.
+/// Prefix of the keys that only launchers write.
 pub const RESERVED: &str = "ryzanstein/";
-/// Longest value in bytes.
+/// Maximum length of a value in bytes.
 pub const MAX_VALUE: usize = 256 << 10;
 
-/// Longest name of a group that stands in a key as it is.
+/// Maximum length of a group's name that a key contains unchanged.
 const MAX_NAME: usize = 128;
 
-/// The key of something that a group's members tell each other. A name may list every member: the digest stands for a
-/// long one.
+/// Returns the key for information that a group's members exchange. A name may list every member: a digest replaces a long one.
 pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> String {
     if group.len() <= MAX_NAME {
         return format!("{kind}/{group}/{what}");
     }
     let digest: [u8; 32] = Sha256::digest(group.as_bytes()).into();
-    // Half of it is enough to tell the groups of a job apart.
+    // Half of the digest is enough to distinguish the groups of a job.
     let half = u128::from_be_bytes(*digest.first_chunk().expect("32 bytes have 16"));
     format!("{kind}/~{half:032x}/{what}")
 }
 
-/// Keys to bytes, for small things that ranks must tell each other. Calls block; every wait has a deadline.
+/// A map from keys to bytes, for small data that ranks exchange. Calls block; every wait has a deadline.
 ///
-/// Keys hold at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Nobody may write keys that begin with [`RESERVED`].
+/// Keys have at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Ranks must not write keys that begin with [`RESERVED`].
 pub trait Store: Send + Sync {
-    /// Stores a value. An older one is replaced.
+    /// Stores a value. Replaces an older one.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until the key is there and returns its value.
+    /// Waits until the key exists and returns its value.
     ///
     /// # Errors
     /// [`Error::Timeout`] at the deadline.
@@ -49,15 +48,15 @@ pub trait Store: Send + Sync {
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 }
 
-/// How long the others wait for the verdict behind their deadline: rank 0 may have come to the barrier after them.
+/// Time for which the other ranks wait for the verdict after their deadline: rank 0 may have entered the barrier after them.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Waits until all `world_size` ranks have come to the barrier `name`.
+/// Waits until all `world_size` ranks have entered the barrier `name`.
 ///
-/// All ranks get the same verdict: rank 0's, or that of the first rank whose time is up before. `O(n)` messages.
+/// All ranks get the same verdict: that of rank 0, or of the first rank whose deadline passes earlier. `O(n)` messages.
 ///
 /// # Errors
-/// [`Error::Timeout`] that names the ranks which were not there.
+/// [`Error::Timeout`] that names the missing ranks.
 pub fn barrier(
     store: &dyn Store,
     name: &str,
@@ -75,7 +74,7 @@ pub fn barrier(
     Err(Error::Timeout { what: format!("barrier `{name}`"), waited: started.elapsed(), missing })
 }
 
-/// What a [`barrier`] came to, the same on every rank that was there: by rank, the word of each that came in time.
+/// Returns the result of a [`barrier`], the same on every rank that entered it: by rank, the word of each that arrived in time.
 pub(crate) fn meet(
     store: &dyn Store,
     name: &str,
@@ -100,7 +99,7 @@ pub(crate) fn meet(
     }
     let words = collect(store, name, world_size, deadline)?;
     if store.add(&format!("{name}/judges"), 1)? > 1 {
-        // Another has judged before. If it is gone since, this rank's own verdict is as good.
+        // Another rank has already decided. If it has exited since, this rank's own verdict is equally valid.
         return Ok(read(Instant::now() + GRACE)?.unwrap_or(words));
     }
     let bytes = rmp_serde::to_vec(&words)
@@ -109,7 +108,7 @@ pub(crate) fn meet(
     Ok(words)
 }
 
-/// The words of those who come until the deadline.
+/// Collects the words of the ranks that arrive before the deadline.
 fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) -> Result<Vec<Option<u64>>> {
     let word = |rank: Rank| match store.get(&format!("{name}/{rank}"), deadline) {
         Ok(bytes) => Ok(Some(<[u8; 8]>::try_from(bytes).map_or(0, u64::from_le_bytes))),
@@ -119,10 +118,10 @@ fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) 
     Rank::all(world_size).map(word).collect()
 }
 
-/// How long a watched wait looks at the store alone.
+/// Time for which a watched wait only looks at the store.
 const ROUND: Duration = Duration::from_millis(200);
 
-/// A store whose waits end with the first error of `check`, after which what is waited for may never come.
+/// A store whose waits end with the first error of `check`: after that, the expected key may never be set.
 pub(crate) struct Watched<'a, F> {
     pub(crate) store: &'a dyn Store,
     pub(crate) check: F,
@@ -160,16 +159,16 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
-/// Refuses to write keys and values that are too long, and keys that are [`RESERVED`].
+/// Rejects keys and values that are too long, and keys that are [`RESERVED`].
 ///
 /// # Errors
-/// [`Error::Invalid`] says which.
+/// [`Error::Invalid`] with the reason.
 pub fn check(key: &str, value: &[u8]) -> Result<()> {
     if key.is_empty() || key.len() > MAX_KEY {
         return Err(Error::invalid(format!(
@@ -252,12 +251,12 @@ mod tests {
             };
         std::thread::scope(|scope| {
             let early = scope.spawn(|| missing(1, Duration::from_millis(100)));
-            // There before the other judges, and patient long after.
+            // It arrives before the other rank decides, and has a much later deadline.
             let late = scope.spawn(|| missing(0, Duration::from_secs(2)));
             assert_eq!(early.join().unwrap(), [Rank(2)]);
             assert_eq!(late.join().unwrap(), [Rank(2)]);
         });
-        // Whoever comes when all is over hears the same.
+        // A rank that arrives after the end gets the same verdict.
         assert_eq!(missing(2, Duration::from_secs(20)), [Rank(2)]);
     }
 

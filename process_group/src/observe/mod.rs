@@ -1,4 +1,4 @@
-//! What can be seen of groups: the profile, the flight recorder, and the documented targets.
+//! Observation of groups: the profile, the flight recorder, and the documented targets.
 
 pub(crate) mod profile;
 pub(crate) mod recorder;

@@ -1,10 +1,10 @@
 //! Latency and bandwidth of every call, always on.
 //!
-//! A call costs two clock readings, one lock that nobody else wants, a comparison with the class of the last call and a histogram increment.
-//! Latency is this rank's own time in the call, waiting for the others included. On a GPU it is the time between two events,
-//! read some time later without waiting for the GPU; as events cost the GPU time, not every call there has them. What the
-//! host spends to enqueue a call is recorded beside, for each. Calls in a captured graph are counted at each launch that the
-//! group follows, and some of them timed.
+//! A call costs two clock readings, one uncontended lock, a comparison with the class of the last call and a histogram increment.
+//! Latency is this rank's own time in the call, including the wait for the other ranks. On a GPU it is the time between two events,
+//! read some time later without waiting for the GPU; as events cost GPU time, only some calls have them there. The host time to
+//! enqueue a call is recorded separately, for each call. Calls in a captured graph are counted at each launch that the group
+//! follows, and some of them are timed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,24 +21,24 @@ use crate::types::dtype::DType;
 use crate::types::metric_names as names;
 use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
 
-/// What is recorded, when a call counts as slow, and how often the same class may say so.
+/// Settings of the record: its content, the limits of slow calls, and the interval of their warnings.
 #[derive(Clone, Copy, Debug)]
 pub struct Recording {
-    /// Record calls at all.
+    /// True if calls are recorded at all.
     pub record: bool,
-    /// How many of the newest calls the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off, and nobody sees
-    /// which call a rank is in.
+    /// Number of the newest calls that the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off, and the current call of
+    /// a rank is then invisible.
     pub newest_calls: usize,
-    /// A call is slow if it takes longer than this plus the time that its bytes need at `slow_gbs`.
+    /// Latency limit: a call is slow if it takes longer than this plus the time that its bytes need at `slow_gbs`.
     pub slow_call: Duration,
-    /// In 10⁹ bytes per second.
+    /// Bandwidth of `slow_call`, in 10⁹ bytes per second.
     pub slow_gbs: f64,
-    /// At most one line a class in this time, after the first.
+    /// Minimum interval between two warnings of one class.
     pub every: Duration,
 }
 
 impl Recording {
-    /// A call of `bytes` bytes that takes longer than this is slow.
+    /// Returns the time above which a call of `bytes` bytes is slow.
     fn threshold(&self, bytes: u64) -> Duration {
         let moving = Duration::from_nanos((bytes as f64 / self.slow_gbs) as u64);
         self.slow_call.saturating_add(moving)
@@ -59,19 +59,19 @@ struct Entry {
     calls: u64,
     bytes: u64,
     nanos: u64,
-    /// Of those.
+    /// Part of those that was waiting.
     waited_nanos: u64,
     latency: Histogram<u64>,
-    /// Calls enqueued on a GPU, and the host's time for them.
+    /// Number of calls enqueued on a GPU, and the host's time for them.
     enqueued: u64,
     host: Option<Histogram<u64>>,
-    /// Slow calls not told yet, since the last line.
+    /// Number of slow calls since the last warning.
     untold: u64,
     told: Option<Instant>,
     metrics: Metrics,
 }
 
-/// The handles of one class, so that a call looks nothing up.
+/// The metric handles of one class, so that a call needs no lookup.
 struct Metrics {
     calls: metrics::Counter,
     bytes: metrics::Counter,
@@ -92,7 +92,7 @@ impl Entry {
     }
 }
 
-/// The record of one group. Shared by the group and whoever prints it.
+/// The record of one group. The group and the readers of the record share it.
 pub struct Profile {
     group: Arc<str>,
     rank: u32,
@@ -100,14 +100,14 @@ pub struct Profile {
     recording: Recording,
     paused: AtomicBool,
     entries: Mutex<Entries>,
-    /// Until the group ends.
+    /// Present until the group ends.
     timings: Mutex<Option<Arc<dyn Timings>>>,
     link_gbs: Option<f64>,
     groups: metrics::Gauge,
 }
 
-/// A program has a few dozen classes and calls the same few over and over: a list that remembers where it last looked
-/// is quicker than a hash.
+/// A program has a few dozen classes and repeats the same few calls: a list that remembers the position of its last lookup is
+/// faster than a hash.
 #[derive(Default)]
 struct Entries {
     all: Vec<(Class, Entry)>,
@@ -123,7 +123,7 @@ struct Newest {
 }
 
 impl Newest {
-    /// So many calls are recent.
+    /// Number of calls that count as recent.
     const ROOM: usize = 256;
 
     fn push(&mut self, nanos: u64) {
@@ -158,13 +158,13 @@ pub struct RecentLatency {
 /// All calls of a group together.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct CallSummary {
-    /// Since the start.
+    /// Number of calls since the start.
     pub(crate) calls: u64,
-    /// Of the newest.
+    /// Latency of the newest calls.
     pub(crate) recent: Option<RecentLatency>,
 }
 
-/// The entry of a class. `recent` is where the last one was.
+/// Returns the entry of a class. `recent` is the position of the last lookup.
 fn find<'a>(
     all: &'a mut Vec<(Class, Entry)>,
     recent: &mut usize,
@@ -191,18 +191,18 @@ pub struct ProfileRow {
     pub reduction: Option<&'static str>,
     /// Element type.
     pub dtype: DType,
-    /// Calls in this row moved at most this many bytes (a power of two), and more than half of it.
+    /// The size class: calls in this row moved at most this many bytes (a power of two), and more than half of it.
     pub bytes_up_to: u64,
     /// Mean bytes of a call: the whole array, as nccl-tests count.
     pub bytes_mean: f64,
-    /// How the calls went.
+    /// The path of the calls.
     pub path: String,
     /// Number of ranks.
     pub world_size: usize,
     /// Number of calls.
     pub calls: u64,
-    /// How many of them have been timed. On a GPU that is one of a kind in a millisecond, and in a graph the second of a kind and
-    /// every 64th after it, or the only one; calls that were made as one group are not, nor those under way. Without any, the
+    /// Number of timed calls. On a GPU that is one call of a kind per millisecond, and in a graph the second of a kind and every
+    /// 64th after it, or the only one; calls that were made as one group are not timed, nor those in progress. Without any, the
     /// figures below are zero.
     pub timed: u64,
     /// Median latency in microseconds.
@@ -211,25 +211,26 @@ pub struct ProfileRow {
     pub p90_us: f64,
     /// 99th percentile in microseconds.
     pub p99_us: f64,
-    /// Largest latency in microseconds.
+    /// Maximum latency in microseconds.
     pub max_us: f64,
     /// For calls on a GPU: the host's median time to enqueue one, in microseconds.
     pub host_median_us: Option<f64>,
     /// Sum of the latencies of all timed calls, and of the waits of graphs, in seconds.
     pub total_s: f64,
-    /// How much of that is waits of this row's calls for ranks that came late, as far as is known: on a GPU, by how much the first
+    /// Part of `total_s` in which this row's calls waited for late ranks, as far as is known: on a GPU, the time by which the first
     /// collective of a graph takes longer than the second of its kind.
     pub waited_s: f64,
     /// Mean bytes / median time, in 10⁹ bytes per second.
     pub algbw_gbs: f64,
     /// `algbw` × the operation's traffic factor.
     pub busbw_gbs: f64,
-    /// `busbw` as a share of what the rank's links carry in one direction, as the driver rates them; for GPUs with NVLink.
+    /// `busbw` as a share of the rated bandwidth of the rank's links in one direction, according to the driver; for GPUs with
+    /// NVLink.
     pub link_share: Option<f64>,
 }
 
-/// What `algbw` is multiplied with to get `busbw`, as nccl-tests defines it: 2(n−1)/n for all-reduce, (n−1)/n for
-/// the operations in which every rank keeps 1/n, else 1.
+/// Returns the factor from `algbw` to `busbw`, as nccl-tests defines it: 2(n−1)/n for all-reduce, (n−1)/n for the operations in
+/// which every rank keeps 1/n, else 1.
 pub fn bus_factor(operation: &str, world_size: usize) -> f64 {
     let n = world_size.max(1) as f64;
     match operation {
@@ -239,7 +240,7 @@ pub fn bus_factor(operation: &str, world_size: usize) -> f64 {
     }
 }
 
-/// Bytes of the whole array of a call.
+/// Returns the bytes of the whole array of a call.
 pub fn call_bytes(fingerprint: &CallFingerprint, world_size: usize) -> u64 {
     let bytes = (fingerprint.count * fingerprint.dtype.size()) as u64;
     if fingerprint.operation.is_chunked() { bytes * world_size as u64 } else { bytes }
@@ -270,28 +271,29 @@ impl Profile {
         }
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     pub(crate) fn group(&self) -> &str {
         &self.group
     }
 
-    /// The group ends: takes in what the GPU has finished, and keeps nothing of the backend. Profiles outlive their groups.
+    /// Ends the profile of a group: adds the calls that the GPU has finished, and drops all state of the backend. Profiles outlive
+    /// their groups.
     pub(crate) fn close(&self) {
         self.fetch();
         self.timings.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.groups.decrement(1);
     }
 
-    /// A call that failed.
+    /// Records a failed call.
     pub(crate) fn record_error(&self, operation: Operation, error: &Error) {
         let [rank, group] = self.labels();
         let labels = [rank, group, ("op", operation.name().to_owned()), ("kind", error.kind().to_owned())];
         metrics::counter!(names::ERRORS.name, &labels).increment(1);
     }
 
-    /// From `true` to `false`, calls are not their user's: they are neither recorded nor told of as slow.
+    /// Pauses the profile while `paused`: calls do not belong to the user then, and are neither recorded nor reported as slow.
     pub(crate) fn pause(&self, paused: bool) {
-        // What the GPU has finished up to here goes where its calls went.
+        // Calls that the GPU has finished so far are counted by the state at their time.
         self.fetch();
         self.paused.store(paused, Ordering::Relaxed);
     }
@@ -300,7 +302,7 @@ impl Profile {
         self.recording.record && !self.paused.load(Ordering::Relaxed)
     }
 
-    /// A call that is done, after `elapsed`.
+    /// Records a call that has finished after `elapsed`.
     pub(crate) fn record(
         &self,
         fingerprint: &CallFingerprint,
@@ -313,7 +315,7 @@ impl Profile {
         }
     }
 
-    /// A call that has been enqueued on a GPU, which took the host `elapsed`.
+    /// Records a call that has been enqueued on a GPU, which took the host `elapsed`.
     pub(crate) fn record_enqueued(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration) {
         if !self.records() {
             return;
@@ -325,13 +327,13 @@ impl Profile {
             entry.host.get_or_insert_with(latencies).saturating_record(nanos);
             entry.enqueued.is_multiple_of(128)
         });
-        // Times are fetched before there are more than the backend keeps.
+        // Times are fetched before they exceed the capacity of the backend.
         if many {
             self.fetch();
         }
     }
 
-    /// Calls in a graph that has been launched.
+    /// Records the calls in a graph that has been launched.
     pub(crate) fn record_replay(&self, counts: &[(CallFingerprint, Path, u64)]) {
         if !self.records() {
             return;
@@ -345,7 +347,7 @@ impl Profile {
         self.fetch();
     }
 
-    /// Takes in what the GPU has finished.
+    /// Adds the calls that the GPU has finished.
     fn fetch(&self) {
         let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(timings) = timings else { return };
@@ -354,7 +356,7 @@ impl Profile {
                 continue;
             }
             match time {
-                // It was counted when it was enqueued.
+                // The call was counted when it was enqueued.
                 CallTime::Took(took) => self.took(&call, path, took, Duration::ZERO, 0),
                 CallTime::Waited(waited) => self.with_entry(&call, path, |entry, _, _| {
                     entry.nanos += waited.as_nanos() as u64;
@@ -383,7 +385,7 @@ impl Profile {
             if !waited.is_zero() {
                 entry.waited(waited);
             }
-            // A rank that comes late makes no call slow.
+            // A late rank does not make a call slow.
             if elapsed.saturating_sub(waited) > self.recording.threshold(bytes) {
                 self.tell_slow(entry, fingerprint.operation, bytes, path, elapsed);
             }
@@ -445,8 +447,8 @@ impl Profile {
         }
     }
 
-    /// The labels that all metrics of the group have. Groups that are made again and again from the same ranks share one name:
-    /// each name is a time series that a server keeps.
+    /// Returns the labels that all metrics of the group have. Groups that are made again and again from the same ranks share one
+    /// name: each name is a time series that a server keeps.
     fn labels(&self) -> [(&'static str, String); 2] {
         let name = self.group.split('#').next().unwrap_or_default();
         [("rank", self.rank.to_string()), ("group", name.to_owned())]
@@ -471,7 +473,7 @@ impl Profile {
         entry.untold = 0;
     }
 
-    /// All rows, by operation, type, size and path.
+    /// Returns all rows, by operation, type, size and path.
     pub fn rows(&self) -> Vec<ProfileRow> {
         self.fetch();
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -495,7 +497,7 @@ impl Profile {
             bytes_mean: mean,
             path: class.path.to_string(),
             world_size: self.world_size,
-            // Some that were enqueued may be under way, or in a graph.
+            // Some of the enqueued calls may be in progress, or in a graph.
             calls,
             timed: entry.calls,
             median_us: us(0.5),
@@ -514,7 +516,7 @@ impl Profile {
         }
     }
 
-    /// Number of calls of an operation so far, whatever their size.
+    /// Returns the number of calls of an operation so far, of any size.
     pub fn calls(&self, operation: &str) -> u64 {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries
@@ -525,28 +527,28 @@ impl Profile {
             .sum()
     }
 
-    /// All calls together. Asks no GPU, so it may be called at any time.
+    /// Returns the summary of all calls. It does not query a GPU, so it may be called at any time.
     pub(crate) fn summary(&self) -> CallSummary {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum();
         CallSummary { calls, recent: entries.newest.latency() }
     }
 
-    /// Forgets everything, for instance after a warm-up.
+    /// Clears all records, for instance after a warm-up.
     pub fn clear(&self) {
         self.fetch();
         *self.entries.lock().unwrap_or_else(PoisonError::into_inner) = Entries::default();
     }
 }
 
-/// The size class in metrics, coarser than that of rows, as each is a dozen time series: 1 KiB, then 16 times as much each up to
-/// 1 GiB, then all above.
+/// Returns the size class for metrics. It is coarser than that of rows, as each is a dozen time series: 1 KiB, then factors of 16
+/// up to 1 GiB, then all above.
 fn size_label(exponent: u8) -> String {
     let bound = (10..=30).step_by(4).find(|bound| exponent <= *bound);
     bound.map_or_else(|| "+Inf".to_owned(), |bound| (1u64 << bound).to_string())
 }
 
-/// 1 ns to 1 h, two significant digits: 20 KB a class.
+/// Creates a histogram of 1 ns to 1 h with two significant digits: 20 KB per class.
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("constant bounds are valid")
 }

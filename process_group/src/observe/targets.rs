@@ -9,8 +9,7 @@
 //! | all-reduce | the best size | > 90 GB/s of bus bandwidth |
 //! | all-reduce | the best size | > 90 % of what the link can carry |
 //!
-//! KB and MB are powers of 1000. Other machines are held against them too, for want of better; a processor that misses one
-//! is no failure.
+//! Other machines are compared with them too, as there are no better ones; a processor that misses one is no failure.
 
 /// One target.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -19,7 +18,7 @@ pub struct Target {
     pub op: &'static str,
     /// Bytes of the whole array.
     pub bytes: u64,
-    /// A call must take less, in microseconds.
+    /// Upper limit of the time of a call, in microseconds.
     pub below_us: f64,
 }
 
@@ -34,11 +33,11 @@ pub const TARGETS: [Target; 4] = [
 /// Bus bandwidth that an all-reduce must reach at its best size, in 10⁹ bytes per second.
 pub const ABOVE_GBS: f64 = 90.0;
 
-/// Share of the link's capability that the bus bandwidth of an all-reduce must reach at its best size: a ring moves no
-/// more than what one link carries.
+/// Share of the link's bandwidth that the bus bandwidth of an all-reduce must reach at its best size: a ring moves no more than one
+/// link can carry.
 pub const ABOVE_SHARE: f64 = 0.9;
 
-/// The target of a call of `bytes` bytes: that of the next documented size, as a smaller call must not take longer.
+/// Returns the target of a call of `bytes` bytes: that of the next documented size, as a smaller call must not take longer.
 pub fn target(op: &str, bytes: u64) -> Option<Target> {
     TARGETS.iter().copied().find(|t| t.op == op && bytes <= t.bytes)
 }

@@ -1,20 +1,20 @@
-//! Paths of groups on the memory of GPUs, and how NCCL comes to the documented values.
+//! Paths of groups on the memory of GPUs, and the way in which NCCL computes the documented values.
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Fallback, Path, PathTable, PeerAlgorithm, Reason, Rule};
 use crate::types::dtype::DType;
 use crate::types::operation::ReduceOp;
 
-/// The table of a group whose calls NCCL carries.
+/// Returns the table of a group in which NCCL executes all calls.
 pub(crate) fn nccl_table(world_size: usize) -> PathTable {
     PathTable::single(Path::Nccl, world_size, "NCCL carries every call on the memory of GPUs")
 }
 
-/// The element types that our own kernels add.
+/// The element types that the peer-memory kernels add.
 pub const PEER_TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Most bytes of an array for which every rank sends its data to every other, in one step. Longer ones take two steps, which send
-/// less. Up to 4 ranks the limit is measured; above, it is estimated from the bytes that a rank sends.
+/// Returns the maximum number of bytes of an array for which every rank sends its data to every other in one step. Longer arrays
+/// take two steps, which send less. Up to 4 ranks the limit is measured; above, it is estimated from the bytes that a rank sends.
 pub const fn one_shot_most(world_size: usize) -> usize {
     match world_size {
         0..=2 => 2 << 20,
@@ -23,32 +23,33 @@ pub const fn one_shot_most(world_size: usize) -> usize {
     }
 }
 
-/// Most bytes of an array, of all ranks' chunks together, that our own kernels carry; `None` if they carry all. Among more than
-/// two ranks, the ring of NCCL gets more out of the links in the end.
+/// Returns the maximum number of bytes of an array, of all ranks' chunks together, for the peer-memory kernels; `None` if they
+/// execute all calls. With more than two ranks, the ring of NCCL finally achieves a higher bandwidth.
 pub const fn peer_most(world_size: usize) -> Option<usize> {
     if world_size <= 2 { None } else { Some(128 << 20) }
 }
 
-/// Most bytes of an array whose sum, residual and norm are one kernel.
+/// Maximum number of bytes of an array whose sum, residual and norm are one kernel.
 pub const ADD_NORM_MOST: usize = 8 << 20;
 
-/// Most bytes of a row of such an array: a cluster of eight blocks of 512 threads takes it, 16 bytes a thread.
+/// Maximum number of bytes of a row of such an array: a cluster of eight blocks of 512 threads handles it, 16 bytes per thread.
 pub const MOST_ROW: usize = 8 * 512 * 16;
 
-/// Numbers of ranks that our own kernels are made for.
+/// Numbers of ranks that the peer-memory kernels support.
 pub const PEER_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
-/// Most bytes of an array of one launch of the kernels in two steps; longer arrays take several. The gap between two launches is
-/// less than a hundredth of the time of one.
+/// Maximum number of bytes of an array of one launch of the two-step kernels; longer arrays take several. The gap between two
+/// launches is less than a hundredth of the time of one.
 pub const TWO_SHOT_PART: usize = 32 << 20;
 
-/// Most bytes of a rank's chunk that a launch of the kernels in two steps takes: whole warps of vectors of 16 bytes.
+/// Returns the maximum number of bytes of a rank's chunk for one launch of the two-step kernels: whole warps of vectors of 16
+/// bytes.
 pub const fn chunk_most(world_size: usize) -> usize {
     TWO_SHOT_PART.div_ceil(world_size).next_multiple_of(32 * 16)
 }
 
-/// Bytes of GPU memory that each rank of a group shares for our own kernels; 0 for numbers of ranks that have none. Two phases of
-/// a slot for each rank for an array, and for a chunk that is scattered, and for one that is gathered.
+/// Returns the bytes of GPU memory that each rank of a group shares for the peer-memory kernels; 0 for unsupported numbers of
+/// ranks. The memory has two phases of a slot per rank for an array, for a scattered chunk, and for a gathered chunk.
 pub fn shared_bytes(world_size: usize) -> usize {
     if !PEER_RANKS.contains(&world_size) {
         return 0;
@@ -56,8 +57,8 @@ pub fn shared_bytes(world_size: usize) -> usize {
     world_size * (2 * one_shot_most(world_size) + 4 * chunk_most(world_size))
 }
 
-/// The table of a group on GPUs. `why_not`: why its ranks share no memory, if they do not. `tuned` ranges come before the built-in
-/// rules.
+/// Returns the table of a group on GPUs. `why_not` is the reason why its ranks share no memory, if they do not. `tuned` ranges come
+/// before the built-in rules.
 pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRange]) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
     if let Some(why) = why_not {
@@ -68,7 +69,7 @@ pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[Tu
     );
     let two_steps = Reason::BuiltIn("two steps that carry the least data, over all links at once");
     let (short, longest) = (Some(one_shot_most(world_size)), peer_most(world_size));
-    // A rule looks at the bytes of one rank's chunk where there are chunks.
+    // A rule uses the bytes of one rank's chunk for operations with chunks.
     let chunk = longest.map(|bytes| bytes / world_size);
     let rule = |path, operation, most: Option<usize>, because: &Reason| Rule {
         path,
@@ -81,7 +82,7 @@ pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[Tu
     let built_in = [
         rule(one_shot, "all_reduce", short, &one_step),
         rule(two_shot, "all_reduce", longest, &two_steps),
-        // With two ranks, the second step has nothing to do.
+        // With two ranks, the second step has no work.
         rule(one_shot, "broadcast", short.filter(|_| world_size > 2), &one_step),
         rule(two_shot, "broadcast", longest, &two_steps),
         rule(one_shot, "all_gather", chunk, &one_step),
@@ -94,19 +95,19 @@ pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[Tu
     PathTable::new(world_size, paths, rules, fallback)
 }
 
-/// How NCCL does a reduction.
+/// The way in which NCCL executes a reduction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReductionPlan {
-    /// By itself, with the operation of this name.
+    /// NCCL executes it with the operation of this name.
     Native(ReduceOp),
-    /// NCCL adds, and a kernel of ours divides by the number of ranks.
+    /// NCCL adds, and a kernel of this crate divides by the number of ranks.
     SumThenDivide,
-    /// Kernels of ours turn floats into integers of the same order and back; NCCL takes the minimum or maximum of those.
+    /// Kernels of this crate turn floats into integers of the same order and back; NCCL takes the minimum or maximum of those.
     OrderedKeys(ReduceOp),
 }
 
 impl ReductionPlan {
-    /// Why NCCL does not do it by itself; `None` where it does.
+    /// Returns the reason why NCCL cannot execute it alone; `None` if it can.
     pub const fn reason(self) -> Option<&'static str> {
         match self {
             Self::Native(_) => None,
@@ -121,7 +122,7 @@ impl ReductionPlan {
     }
 }
 
-/// How NCCL comes to the documented values of a reduction.
+/// Returns the way in which NCCL computes the documented values of a reduction.
 pub const fn nccl_reduction(op: ReduceOp, dtype: DType, world_size: usize) -> ReductionPlan {
     match op {
         ReduceOp::Min | ReduceOp::Max if dtype.is_float() => ReductionPlan::OrderedKeys(op),

@@ -8,21 +8,21 @@ use crate::membership::roster::Member;
 use crate::schedule::cost::{LinkCost, LinkModel};
 use crate::schedule::{Algorithm, Hosts};
 
-/// TCP between hosts.
+/// Cost of TCP between hosts.
 const TCP: LinkCost = LinkCost { latency: 12e-6, message: 5e-6, byte: 0.45e-9 };
-/// Unix sockets between processes of one host.
+/// Cost of Unix sockets between processes of one host.
 const UNIX: LinkCost = LinkCost { latency: 2.3e-6, message: 2.5e-6, byte: 0.32e-9 };
-/// Memory that two processes share.
+/// Cost of memory that two processes share.
 const SHARED: LinkCost = LinkCost { latency: 1.4e-6, message: 0.35e-6, byte: 0.2e-9 };
-/// Seconds to reduce one byte.
+/// Time to reduce one byte, in seconds.
 const REDUCE: f64 = 0.05e-9;
-/// Seconds until a rank runs in the place of another that shares its processor.
+/// Time until a rank runs in place of another that shares its processor, in seconds.
 const SWITCH: f64 = 7e-6;
 
-/// What the links of a group are.
+/// The kind of links of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Links {
-    /// Sockets, but for hosts whose ranks share memory. The text says why not all ranks do.
+    /// Sockets, except for hosts whose ranks share memory. The text is the reason why not all ranks do.
     Sockets(&'static str),
     /// Memory that the ranks of a host share, and sockets between hosts.
     SharedWithinHosts,
@@ -31,7 +31,7 @@ pub(crate) enum Links {
 }
 
 impl Links {
-    /// The path that streams over them with this schedule.
+    /// Returns the path that uses them with this schedule.
     pub(crate) const fn path(self, algorithm: Algorithm) -> Path {
         match self {
             Self::Sockets(_) | Self::SharedWithinHosts => Path::Tcp(algorithm),
@@ -40,17 +40,17 @@ impl Links {
     }
 }
 
-/// What a choice may depend on. The same on every rank.
+/// The facts on which a choice may depend. The same on every rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Topology {
     /// The ranks by host.
     pub hosts: Hosts,
-    /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
+    /// Number of ranks that can move data at the same time: of those that share CPUs, as many as there are CPUs.
     pub parallel: usize,
 }
 
 impl Topology {
-    /// Of a group with these members.
+    /// Returns the topology of a group with these members.
     pub(crate) fn of(members: &[&Member]) -> Self {
         let mut sharing: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
         for member in members {
@@ -63,8 +63,8 @@ impl Topology {
     }
 }
 
-/// The table of a group on host memory. `demand`: the algorithm of `process_group.tcp.algorithm`. `tuned`: ranges of the table that
-/// `ryz tune` writes, which come before the cost model.
+/// Returns the table of a group on host memory. `demand` is the algorithm of `process_group.tcp.algorithm`. `tuned` contains ranges
+/// of the table that `ryz tune` writes, which come before the cost model.
 pub(crate) fn table(
     topology: &Topology,
     links: Links,

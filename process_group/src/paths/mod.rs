@@ -1,11 +1,11 @@
-//! Which path a call takes, and why not another: one table for each group. Pure.
+//! The path of a call, and the reasons against the other paths: one table for each group. Pure.
 //!
-//! A table is data: the paths of a group, rules in order of preference, and what decides where no rule does. The first rule that fits a
-//! call decides it; a forced path, or an algorithm that the user demands, comes before all rules. [`PathChoice`] says why a path was taken
-//! and why each other one was not.
+//! A table is data: the paths of a group, rules in order of preference, and the decision where no rule applies. The first rule that
+//! fits a call decides it; a forced path, or an algorithm that the user demands, comes before all rules. [`PathChoice`] contains
+//! the reason for a path and the reasons against each other one.
 //!
-//! `host` has the costs of links, by which calls on host memory are chosen, and `gpu` the limits for the memory of GPUs. A new path is a
-//! new variant of [`Path`], its rules, and the backend that serves it.
+//! `host` has the costs of links, by which calls on host memory are chosen, and `gpu` the limits for the memory of GPUs. A new path
+//! needs a new variant of [`Path`], its rules, and the backend that implements it.
 
 #[doc(hidden)]
 pub mod gpu;
@@ -31,11 +31,11 @@ pub(crate) use rule::{Condition, Reason, Rule};
 
 pub use crate::schedule::Algorithm;
 
-/// How our own kernels do a collective.
+/// The algorithm of the peer-memory kernels for a collective.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerAlgorithm {
-    /// In one step: every rank sends to every other what that one needs, for an all-reduce its whole array.
+    /// In one step: every rank sends to every other the data that the other needs, for an all-reduce its whole array.
     OneShot,
     /// In two steps: all-reduce as reduce-scatter and all-gather, broadcast as scatter and all-gather.
     TwoShot,
@@ -45,7 +45,7 @@ impl PeerAlgorithm {
     /// Every algorithm.
     pub const ALL: [Self; 2] = [Self::OneShot, Self::TwoShot];
 
-    /// Whether it has an operation.
+    /// Returns true if it supports an operation.
     pub const fn suits(self, operation: Operation) -> bool {
         match operation {
             Operation::AllReduce(ReduceOp::Sum) | Operation::Broadcast { .. } => true,
@@ -54,7 +54,7 @@ impl PeerAlgorithm {
         }
     }
 
-    /// The name used in tables.
+    /// Returns the name used in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one_shot",
@@ -63,16 +63,16 @@ impl PeerAlgorithm {
     }
 }
 
-/// The way a call goes.
+/// The path of a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Path {
-    /// Nothing to send: a group of one.
+    /// Nothing to send: a group of one rank.
     Local,
     /// Through the shared memory of one process.
     Loopback,
     /// Between GPUs, by NCCL.
     Nccl,
-    /// Between GPUs of one node, by kernels of our own that read and write each other's memory.
+    /// Between GPUs of one node, by kernels of this crate that read and write each other's memory.
     PeerMemory(PeerAlgorithm),
     /// Through sockets with this schedule: Unix sockets within a host, TCP between hosts.
     Tcp(Algorithm),
@@ -81,7 +81,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// The path of this name, as [`Display`](fmt::Display) writes it.
+    /// Returns the path of this name, as [`Display`](fmt::Display) writes it.
     pub fn named(name: &str) -> Option<Self> {
         let others = [Self::Local, Self::Loopback, Self::Nccl];
         let peers = PeerAlgorithm::ALL.map(Self::PeerMemory);
@@ -93,7 +93,7 @@ impl Path {
         all.into_iter().find(|path| path.to_string() == name)
     }
 
-    /// Whether the path has a way to do this operation.
+    /// Returns true if the path supports this operation.
     pub const fn suits(self, operation: Operation) -> bool {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => algorithm.suits(operation),
@@ -103,18 +103,18 @@ impl Path {
         }
     }
 
-    /// Whether the path can do this call.
+    /// Returns true if the path can execute this call.
     fn takes(self, query: &Query) -> bool {
         let has_type = !matches!(self, Self::PeerMemory(_)) || gpu::PEER_TYPES.contains(&query.dtype);
         has_type && self.suits(query.operation)
     }
 
-    /// Whether the cost model can tell the path's time.
+    /// Returns true if the cost model can estimate the path's time.
     const fn is_costed(self) -> bool {
         self.schedule().is_some()
     }
 
-    /// The schedule whose payloads stream over links.
+    /// Returns the schedule whose payloads go over links.
     const fn schedule(self) -> Option<Algorithm> {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => Some(algorithm),
@@ -136,95 +136,95 @@ impl fmt::Display for Path {
     }
 }
 
-/// What a path is chosen for. The same on every rank of a call.
+/// The properties of a call for which a path is chosen. The same on every rank of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Query {
     /// The operation.
     pub operation: Operation,
     /// The element type.
     pub dtype: DType,
-    /// Elements of the vector, or of one rank's chunk where [`Operation::is_chunked`].
+    /// Number of elements of the vector, or of one rank's chunk where [`Operation::is_chunked`].
     pub count: usize,
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub world_size: usize,
 }
 
 impl Query {
-    /// Bytes of the vector, or of one rank's chunk.
+    /// Returns the bytes of the vector, or of one rank's chunk.
     pub(crate) const fn bytes(&self) -> usize {
         self.count * self.dtype.size()
     }
 
-    /// Whether it reduces 16-bit floats.
+    /// Returns true if it reduces 16-bit floats.
     pub(crate) const fn is_half_reduction(&self) -> bool {
         self.dtype.is_half() && self.operation.reduce_op().is_some()
     }
 }
 
-/// A path that was chosen, and why.
+/// A chosen path, and the reasons.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PathChoice {
     /// The path.
     pub path: Path,
-    /// Why this one.
+    /// The reason for this path.
     pub reason: String,
-    /// Every other path of the group, with why it was not taken.
+    /// Every other path of the group, with the reason against it.
     pub rejected: Vec<(Path, String)>,
 }
 
-/// What decides where no rule does.
+/// The decision for calls that no rule fits.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Fallback {
-    /// This path takes every call.
+    /// This path executes every call.
     Always {
         /// The path.
         path: Path,
-        /// Why.
+        /// The reason.
         because: &'static str,
     },
     /// The algorithm whose schedule costs the least time on these links.
     Cheapest {
-        /// What the links are like.
+        /// The costs of the links.
         model: LinkModel,
         /// The ranks by host.
         hosts: Hosts,
     },
 }
 
-/// The paths of a group, and what chooses among them.
+/// The paths of a group, and the rules that choose one.
 #[derive(Clone, Debug)]
 pub(crate) struct PathTable {
     world_size: usize,
     paths: Vec<Path>,
-    /// Paths that the group has not, and why.
+    /// Paths that the group does not have, and the reasons.
     unavailable: Vec<(Path, String)>,
-    /// In order of preference.
+    /// The rules, in order of preference.
     rules: Vec<Rule>,
     fallback: Fallback,
-    /// The algorithm that the user demands for every operation that has it.
+    /// The algorithm that the user demands for every operation that supports it.
     demand: Option<Algorithm>,
     forced: Option<Path>,
 }
 
-/// Why a path was chosen.
+/// The reason for the choice of a path.
 #[derive(Clone, Copy, Debug)]
 enum Decision {
     Forced,
     Demanded,
-    /// The rule of this index.
+    /// The rule with this index.
     Rule(usize),
     Always(&'static str),
     Cheapest,
 }
 
 impl PathTable {
-    /// A group with one path, which takes every call.
+    /// Creates the table of a group with one path for every call.
     pub(crate) fn single(path: Path, world_size: usize, because: &'static str) -> Self {
         Self::new(world_size, vec![path], Vec::new(), Fallback::Always { path, because })
     }
 
-    /// A group with these paths, of which the first rule that fits a call decides. A group of one rank has [`Path::Local`]
-    /// alone, whatever is passed.
+    /// Creates the table of a group with these paths. The first rule that fits a call decides it. A group of one rank has only
+    /// [`Path::Local`], regardless of the arguments.
     ///
     /// # Panics
     /// When a rule or `otherwise` names a path that is not among `paths`.
@@ -248,7 +248,7 @@ impl PathTable {
         Self { world_size, paths, unavailable: Vec::new(), rules, fallback, demand: None, forced: None }
     }
 
-    /// Tells of a path that the group might have had, and why it has not.
+    /// Records a path that the group might have had, and the reason why it does not have it.
     #[must_use]
     pub(crate) fn without(mut self, path: Path, why: impl Into<String>) -> Self {
         if self.world_size > 1 {
@@ -257,19 +257,19 @@ impl PathTable {
         self
     }
 
-    /// The user demands an algorithm for every operation that has it.
+    /// Records the user's demand of an algorithm for every operation that supports it.
     #[must_use]
     pub(crate) fn demanding(mut self, algorithm: Option<Algorithm>) -> Self {
         self.demand = algorithm;
         self
     }
 
-    /// Every path that calls may take.
+    /// Returns every path that calls may take.
     pub(crate) fn all(&self) -> &[Path] {
         &self.paths
     }
 
-    /// Makes calls take a path wherever it has the operation, or lets the table choose again.
+    /// Forces calls to take a path for every operation that it supports, or lets the table choose again.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the group does not have the path, with the reason where that is known.
@@ -283,7 +283,7 @@ impl PathTable {
         Ok(())
     }
 
-    /// Bytes of a vector from which on an all-reduce may take another path, as rules say.
+    /// Returns the bytes of a vector from which on an all-reduce may take another path, according to the rules.
     pub(crate) fn thresholds(&self) -> Vec<usize> {
         let conditions = self.rules.iter().filter(|rule| rule.suits_all_reduce()).flat_map(|rule| &rule.when);
         conditions
@@ -295,7 +295,7 @@ impl PathTable {
             .collect()
     }
 
-    /// When each path is taken, for people: one line a path.
+    /// Describes when each path is taken, in one line per path.
     pub(crate) fn describe(&self) -> Vec<(Path, String)> {
         let taken = |path: Path| {
             let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
@@ -315,12 +315,12 @@ impl PathTable {
         there.chain(self.unavailable.iter().map(|(path, why)| (*path, format!("never: {why}")))).collect()
     }
 
-    /// The path of a call. Depends on nothing that differs between ranks.
+    /// Returns the path of a call. It depends on nothing that differs between ranks.
     pub(crate) fn path(&self, operation: Operation, dtype: DType, count: usize) -> Path {
         self.decide(&Query { operation, dtype, count, world_size: self.world_size }).0
     }
 
-    /// The same with the reasons, for whoever asks why.
+    /// Returns the path with the reasons.
     pub(crate) fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
         let query = Query { operation, dtype, count, world_size: self.world_size };
         let (path, because) = self.decide(&query);
@@ -348,9 +348,9 @@ impl PathTable {
         PathChoice { path, reason, rejected }
     }
 
-    /// Whether an all-reduce of `count` elements and what follows it in a layer, a sum with the residual and a norm of its rows of
-    /// `columns` elements, are one call: where the table gives the sum to our own kernels, and it is short. A path that is forced
-    /// takes the sum alone.
+    /// Returns true if an all-reduce of `count` elements and the following operations of a layer, a sum with the residual and a
+    /// norm of its rows of `columns` elements, are one call: if the table assigns the sum to the peer-memory kernels, and the sum
+    /// is short. A forced path executes the sum alone.
     pub(crate) fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
         let row = columns.saturating_mul(dtype.size());
         let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
@@ -382,13 +382,13 @@ impl PathTable {
         }
     }
 
-    /// What the user's demand comes to, where no path is forced.
+    /// Returns the path of the user's demand, if no path is forced.
     fn demanded(&self) -> Option<Path> {
         self.demand.map(Path::Tcp).filter(|path| self.forced.is_none() && self.paths.contains(path))
     }
 
-    /// Whether rules may choose this path. A path that is forced or demanded and does not have the operation still rules
-    /// out that payloads leave the links.
+    /// Returns true if rules may choose this path. A path that is forced or demanded but does not support the operation still
+    /// excludes all paths on which payloads leave the links.
     fn is_eligible(&self, path: Path, query: &Query) -> bool {
         let is_told = self.forced.is_some() || self.demand.is_some();
         let leaves_links = matches!(path, Path::PeerMemory(_));
@@ -414,11 +414,11 @@ impl PathTable {
                 None => "process_group.tcp.algorithm demands an algorithm over links".to_owned(),
             };
         }
-        // Rules before the one that decided did not fit; where none of them is the path's, the decision itself tells.
+        // Rules before the deciding one did not fit; if none of them is for this path, the decision itself is the reason.
         let decided = if let Decision::Rule(index) = because { index } else { self.rules.len() };
-        // That nothing else was measured for this call is no reason.
+        // The absence of another measurement for this call is no reason.
         let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured());
-        // The rule that came nearest tells most.
+        // The rule that came nearest is the most informative.
         let unmet = before.rev().max_by_key(|rule| rule.met(query)).and_then(|rule| rule.unmet(query));
         match (because, unmet) {
             (Decision::Cheapest, _) if path.is_costed() => {
@@ -430,7 +430,7 @@ impl PathTable {
         }
     }
 
-    /// What the cost model says of a path.
+    /// Describes the cost model's estimate for a path.
     fn expected(&self, path: Path, query: &Query) -> String {
         let expected = match &self.fallback {
             Fallback::Cheapest { model, hosts } => cost(path, query, model, hosts),
@@ -441,11 +441,11 @@ impl PathTable {
     }
 }
 
-/// Expected time of a call; `None` for a path whose payloads do not stream over links.
+/// Returns the expected time of a call; `None` for a path whose payloads do not go over links.
 fn cost(path: Path, query: &Query, model: &LinkModel, hosts: &Hosts) -> Option<Duration> {
     let Query { operation, dtype, count, .. } = *query;
     let algorithm = path.schedule()?;
-    // Whoever asks, a barrier has no data, and always the same cost.
+    // A barrier has no data, and always the same cost.
     let (count, size) = if operation == Operation::Barrier { (0, 1) } else { (count, dtype.size()) };
     let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
     Some(estimate(spec, hosts, size, model))

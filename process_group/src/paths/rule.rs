@@ -1,25 +1,25 @@
-//! One row of the table: a path, and the calls that it is preferred for.
+//! A row of the table: a path, and the calls for which it is preferred.
 
 use std::fmt;
 
 use super::tuned::Measurement;
 use super::{Path, Query};
 
-/// A path that is preferred wherever all of its conditions hold.
+/// A path that is preferred if all of its conditions hold.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Rule {
     /// The path.
     pub path: Path,
-    /// All must hold.
+    /// Conditions, all of which must hold.
     pub when: Vec<Condition>,
-    /// Why the path is preferred then, and where that was measured.
+    /// The reason for the preference, and the place where it was measured.
     pub because: Reason,
 }
 
-/// Why a rule prefers its path.
+/// The reason for which a rule prefers its path.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Reason {
-    /// It is built in, and this is why.
+    /// It is built in, for this reason.
     BuiltIn(&'static str),
     /// It was measured on this machine.
     Measured(Measurement),
@@ -34,7 +34,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What a rule asks of a call.
+/// A condition on a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Condition {
     /// The call is the operation of this name.
@@ -43,36 +43,36 @@ pub(crate) enum Condition {
     HalfReduction,
     /// It does not reduce 16-bit floats.
     NoHalfReduction,
-    /// The vector, or a rank's chunk where there are chunks, has at least so many bytes.
+    /// The vector, or a rank's chunk if the operation has chunks, has at least this number of bytes.
     BytesFrom(usize),
-    /// It has at most so many bytes.
+    /// It has at most this number of bytes.
     BytesUpTo(usize),
 }
 
 impl Rule {
-    /// Whether it was measured on this machine.
+    /// Returns true if it was measured on this machine.
     pub(super) const fn is_measured(&self) -> bool {
         matches!(self.because, Reason::Measured(_))
     }
 
-    /// Whether it may decide an all-reduce.
+    /// Returns true if it may decide an all-reduce.
     pub(super) fn suits_all_reduce(&self) -> bool {
         let other =
             |condition: &Condition| matches!(condition, Condition::Operation(name) if *name != "all_reduce");
         !self.when.iter().any(other)
     }
 
-    /// Whether the rule fits a call.
+    /// Returns true if the rule fits a call.
     pub(super) fn holds(&self, query: &Query) -> bool {
         self.when.iter().all(|condition| condition.holds(query))
     }
 
-    /// How many of the rule's conditions a call meets before the first that it does not meet.
+    /// Returns how many of the rule's conditions a call meets before the first that it does not meet.
     pub(super) fn met(&self, query: &Query) -> usize {
         self.when.iter().take_while(|condition| condition.holds(query)).count()
     }
 
-    /// Why the rule does not fit a call, if so.
+    /// Returns the reason why the rule does not fit a call, if there is one.
     pub(super) fn unmet(&self, query: &Query) -> Option<String> {
         self.when.iter().find_map(|condition| condition.unmet(query))
     }
@@ -89,7 +89,7 @@ impl Condition {
         }
     }
 
-    /// Why it does not hold, if so.
+    /// Returns the reason why it does not hold, if there is one.
     fn unmet(self, query: &Query) -> Option<String> {
         if self.holds(query) {
             return None;
@@ -118,7 +118,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// When the rule fits.
+/// Describes the calls that the rule fits.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.when.is_empty() {
@@ -134,7 +134,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A size, exact: two that differ are told apart however close they are.
+/// Writes an exact size: two different sizes have different texts, however close they are.
 fn bytes(bytes: usize) -> String {
     for (unit, size) in [("MiB", 1 << 20), ("MB", 1_000_000), ("KiB", 1 << 10), ("KB", 1000)] {
         if bytes > 0 && bytes.is_multiple_of(size) {

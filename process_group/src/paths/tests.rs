@@ -34,12 +34,12 @@ fn as_many_ranks_move_data_at_once_as_have_cpus() {
     assert_eq!(parallel(&[("a", 0, ""), ("a", 0, "")]), 1, "nothing is known");
 }
 
-/// Of a group whose links are sockets.
+/// Returns the table of a group whose links are sockets.
 fn table(topology: &Topology, demand: Option<Algorithm>, tuned: &[TunedRange]) -> PathTable {
     host::table(topology, Links::Sockets("it was not asked for"), demand, tuned)
 }
 
-/// Neighbours are on different hosts.
+/// Returns hosts in which neighbours are on different hosts.
 fn hosts_of(world_size: usize, hosts: usize) -> Hosts {
     Hosts::of((0..world_size).map(|rank| rank % hosts))
 }
@@ -61,7 +61,7 @@ fn operations() -> Vec<Operation> {
     ]
 }
 
-/// Exactly one path, and a reason for every other that the group has or might have had.
+/// Checks that there is exactly one path, and a reason for every other that the group has or might have had.
 fn check(table: &PathTable, operation: Operation, dtype: DType, count: usize) -> PathChoice {
     let choice = table.choose(operation, dtype, count);
     assert_eq!(choice.path, table.path(operation, dtype, count), "asking why changes nothing");
@@ -102,7 +102,7 @@ fn range(world_size: usize, operation: &str, bytes: std::ops::RangeInclusive<u64
     }
 }
 
-/// Ranges between each two edges, of one path, for each operation that has it; the bytes are whole numbers of chunks.
+/// Returns ranges of one path between each two edges, for each operation that it supports; the bytes are whole numbers of chunks.
 fn some_ranges(edges: &[u64], world_size: usize, path: usize) -> Vec<TunedRange> {
     let (path, n) = (Path::Tcp(Algorithm::ALL[path]), world_size as u64);
     let with_it = operations().into_iter().filter(|operation| {
@@ -270,13 +270,13 @@ fn what_was_measured_comes_before_what_is_built_in() {
         let choice = check(&table, SUM, DType::F32, outside);
         assert!(choice.reason.contains("cost model"), "{outside}: {choice:?}");
     }
-    // All operands of 16-bit floats still meet in one place.
+    // All operands of 16-bit floats still meet at one rank.
     assert!(check(&table, SUM, DType::F16, 1000).reason.contains("rounded once"));
-    // Bytes of the whole array: 4096 are 256 elements of each of 4 ranks.
+    // The bytes are those of the whole array: 4096 are 256 elements of each of 4 ranks.
     assert_eq!(check(&table, Operation::AllGather, DType::F32, 256).path, Path::Tcp(Ring));
     assert_eq!(check(&table, Operation::AllGather, DType::F32, 1 << 20).path, Path::Tcp(Ring));
     assert!(!check(&table, Operation::AllGather, DType::F32, 255).reason.contains("ryz tune"));
-    // Of another number of ranks.
+    // This range is for another number of ranks.
     assert!(
         !check(&table, Operation::Broadcast { root: Rank(0) }, DType::F32, 100).reason.contains("ryz tune")
     );

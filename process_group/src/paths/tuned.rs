@@ -1,4 +1,4 @@
-//! A measured table: on which machine, among how many ranks, another path was quicker than the built-in choice. Pure.
+//! A measured table: machine, number of ranks, and sizes for which another path was faster than the built-in choice. Pure.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::types::units;
 /// The format of the file that this version writes and reads.
 const FORMAT: u32 = 2;
 
-/// The operations that a table may have: those with more than one path. Roots and reductions do not matter here.
+/// The operations of a table: those with more than one path. Roots and reductions do not matter here.
 const OPERATIONS: [Operation; 8] = [
     Operation::AllReduce(ReduceOp::Sum),
     Operation::Broadcast { root: Rank(0) },
@@ -24,7 +24,7 @@ const OPERATIONS: [Operation; 8] = [
     Operation::AllToAll,
 ];
 
-/// Whether a table may have the operation of this name.
+/// Returns true if a table may have the operation of this name.
 pub fn has_operation(name: &str) -> bool {
     operation(name).is_some()
 }
@@ -33,13 +33,13 @@ fn operation(name: &str) -> Option<Operation> {
     OPERATIONS.into_iter().find(|operation| operation.name() == name)
 }
 
-/// What times depend on: a table of another machine says nothing about this one.
+/// The machine, on which times depend: a table of another machine does not apply to this one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// The processor's model.
     pub cpu: String,
-    /// Processors that the process may use.
+    /// Number of processors that the process may use.
     pub cpus: usize,
     /// The GPUs and their driver; empty if there are none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -53,16 +53,16 @@ impl fmt::Display for Machine {
     }
 }
 
-/// What was measured in favour of a path.
+/// The measurement in favour of a path.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measurement {
     /// The day, as `2026-11-22`.
     pub date: String,
-    /// Bytes of the whole array at which the gain was least.
+    /// Bytes of the whole array at which the gain was smallest.
     pub bytes: u64,
-    /// The median there, in microseconds.
+    /// The median at that size, in microseconds.
     pub us: f64,
-    /// The path of the built-in table there.
+    /// The path of the built-in table at that size.
     #[serde(with = "as_text")]
     pub against: Path,
     /// Its median, in microseconds.
@@ -82,27 +82,27 @@ impl fmt::Display for Measurement {
     }
 }
 
-/// Sizes of an operation for which another path than the built-in one was quicker.
+/// Sizes of an operation for which another path than the built-in one was faster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TunedRange {
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub world_size: usize,
     /// The operation's name.
     pub operation: String,
-    /// Bytes of the whole array from which on the path is taken.
+    /// Minimum number of bytes of the whole array for which the path is taken.
     pub from_bytes: u64,
-    /// Bytes of the whole array up to which it is taken, themselves included.
+    /// Maximum number of bytes of the whole array for which it is taken, inclusive.
     pub to_bytes: u64,
     /// The path.
     #[serde(with = "as_text")]
     pub path: Path,
-    /// What speaks for it.
+    /// The measurement in favour of the path.
     #[serde(flatten)]
     pub measured: Measurement,
 }
 
 impl TunedRange {
-    /// Why the line makes no sense, if so.
+    /// Returns the reason why the line is invalid, if there is one.
     fn fault(&self) -> Option<String> {
         let Self { world_size, operation: name, from_bytes, to_bytes, path, measured } = self;
         let Some(operation) = operation(name) else {
@@ -123,7 +123,7 @@ impl TunedRange {
         }
     }
 
-    /// Whether it is for groups on the memory of GPUs.
+    /// Returns true if it is for groups on the memory of GPUs.
     pub const fn is_of_gpus(&self) -> bool {
         is_of_gpus(self.path)
     }
@@ -136,10 +136,10 @@ impl TunedRange {
             && other.from_bytes <= self.to_bytes
     }
 
-    /// The rule of a group with these paths; `None` if it has not this one.
+    /// Returns the rule of a group with these paths; `None` if the group does not have this path.
     fn rule(&self, paths: &[Path]) -> Option<Rule> {
         let operation = operation(&self.operation).filter(|_| paths.contains(&self.path))?;
-        // Rules count the bytes of one rank's chunk where there are chunks.
+        // Rules count the bytes of one rank's chunk for operations with chunks.
         let parts = if operation.is_chunked() { self.world_size as u64 } else { 1 };
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut when = vec![
@@ -147,7 +147,7 @@ impl TunedRange {
             Condition::BytesFrom(bytes(self.from_bytes.div_ceil(parts))),
             Condition::BytesUpTo(bytes(self.to_bytes / parts)),
         ];
-        // On CPUs, f32 was measured, and the path of 16-bit floats decides how they are rounded.
+        // On CPUs, f32 was measured, and the path of 16-bit floats determines their rounding.
         if is_of_host(self.path) {
             when.insert(1, Condition::NoHalfReduction);
         }
@@ -163,14 +163,14 @@ const fn is_of_gpus(path: Path) -> bool {
     matches!(path, Path::Nccl | Path::PeerMemory(_))
 }
 
-/// The rules of a group with these paths, for a table's lines about groups of its size.
+/// Returns the rules of a group with these paths, for a table's lines about groups of its size.
 pub(super) fn rules(ranges: &[TunedRange], world_size: usize, paths: &[Path]) -> Vec<Rule> {
     let of_size = ranges.iter().filter(|range| range.world_size == world_size);
     of_size.filter_map(|range| range.rule(paths)).collect()
 }
 
-/// The file of `ryz tune`: the ranges that were measured on one machine, for any numbers of ranks. What no range has, the
-/// built-in table decides.
+/// The file of `ryz tune`: the ranges that were measured on one machine, for any numbers of ranks. The built-in table decides calls
+/// that no range contains.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TuningTable {
@@ -180,14 +180,14 @@ pub struct TuningTable {
     ranges: Vec<TunedRange>,
 }
 
-/// Why a table cannot be used.
+/// The reason why a table cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TuningError {
-    /// It is no such file.
+    /// The file is not a table.
     #[error("this is no table of `ryz tune`: {0}; write it again with `ryz tune -n N --apply`")]
     IllFormed(#[from] serde_json::Error),
-    /// It was written by another version, whose paths may be others.
+    /// It was written by another version, which may have other paths.
     #[error(
         "it was measured with version {found} (format {format}), and this is {} (format {FORMAT}); measure again with \
          `ryz tune -n N --apply`",
@@ -196,31 +196,31 @@ pub enum TuningError {
     Version {
         /// The version that wrote it.
         found: String,
-        /// The format that it has.
+        /// Its format.
         format: u32,
     },
-    /// It was measured elsewhere.
+    /// It was measured on another machine.
     #[error(
         "it was measured on {found}, and this machine has {here}; measure here with `ryz tune -n N --apply`"
     )]
     Machine {
-        /// Where it was measured.
+        /// The machine of the measurement.
         found: Machine,
-        /// What is here.
+        /// This machine.
         here: Machine,
     },
-    /// One of its lines makes no sense.
+    /// One of its lines is invalid.
     #[error("range {} of the table: {why}; write it again with `ryz tune -n N --apply`", .index + 1)]
     Range {
         /// Its index.
         index: usize,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
 }
 
 impl TuningTable {
-    /// A table without ranges.
+    /// Creates a table without ranges.
     pub fn new(machine: Machine) -> Self {
         Self { format: FORMAT, version: env!("CARGO_PKG_VERSION").into(), machine, ranges: Vec::new() }
     }
@@ -228,9 +228,9 @@ impl TuningTable {
     /// Reads a table that was measured with this version on the machine `here`.
     ///
     /// # Errors
-    /// [`TuningError`] says what does not fit.
+    /// [`TuningError`] with the mismatch.
     pub fn parse(text: &str, here: &Machine) -> Result<Self, TuningError> {
-        // What another version wrote may have other keys.
+        // A file of another version may have other keys.
         #[derive(Deserialize)]
         struct Head {
             format: u32,
@@ -254,7 +254,7 @@ impl TuningTable {
         Ok(table)
     }
 
-    /// The text of its file.
+    /// Returns the text of its file.
     ///
     /// # Panics
     /// Never: every value has a form in JSON.
@@ -262,12 +262,12 @@ impl TuningTable {
         serde_json::to_string_pretty(self).expect("numbers and texts") + "\n"
     }
 
-    /// The ranges of jobs of so many ranks.
+    /// Returns the ranges of jobs of this number of ranks.
     pub fn of_world(&self, world_size: usize) -> Vec<TunedRange> {
         self.ranges.iter().filter(|range| range.world_size == world_size).cloned().collect()
     }
 
-    /// The numbers of ranks that it has ranges for, each once.
+    /// Returns the numbers of ranks for which it has ranges, each once.
     pub fn world_sizes(&self) -> Vec<usize> {
         let mut sizes: Vec<usize> = self.ranges.iter().map(|range| range.world_size).collect();
         sizes.sort_unstable();
@@ -275,8 +275,7 @@ impl TuningTable {
         sizes
     }
 
-    /// Puts these in the place of all ranges of these operations among so many ranks, on GPUs or on CPUs. Returns those that it
-    /// removes.
+    /// Replaces all ranges of these operations for this number of ranks, on GPUs or on CPUs. Returns the removed ranges.
     pub fn replace(
         &mut self,
         world_size: usize,
@@ -302,7 +301,7 @@ impl TuningTable {
     }
 }
 
-/// A path by its name.
+/// Serialises a path by its name.
 mod as_text {
     use serde::de::{Deserialize as _, Deserializer, Error as _};
     use serde::ser::Serializer;

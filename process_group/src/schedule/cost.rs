@@ -1,6 +1,6 @@
-//! What a schedule sends and reduces, in closed form, and how long it should take: the α-β-γ model of R. Thakur, R. Rabenseifner and
-//! W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, in which ranks may share processors. It chooses
-//! algorithms, and gives the expected times of `ryz bench`, `ryz plan` and `ryz topo`.
+//! The traffic and reductions of a schedule, in closed form, and its expected time: the α-β-γ model of R. Thakur, R. Rabenseifner
+//! and W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, in which ranks may share processors. It
+//! chooses algorithms, and computes the expected times of `ryz bench`, `ryz plan` and `ryz topo`.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::Hosts;
 use super::build::{CollectiveSpec, chunk_range, exchanges_whole, largest_power_of_two};
 use crate::types::operation::Operation;
 
-/// What one rank does in one call.
+/// The work of one rank in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
-    /// Messages that it sends.
+    /// Number of messages that it sends.
     pub messages: usize,
-    /// Elements in them.
+    /// Number of elements in them.
     pub elements: usize,
-    /// Elements that it adds to others.
+    /// Number of elements that it adds to others.
     pub reduced: usize,
 }
 
@@ -39,14 +39,14 @@ impl Traffic {
     }
 }
 
-/// What `rank` of at least two does. The programs of [`build`](super::build) do exactly this.
+/// Returns the work of `rank` of at least two. The programs of [`build`](super::build) do exactly this.
 pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
     let [within, between] = by_level(spec, rank, hosts);
     within.and(between)
 }
 
-/// What goes over links within hosts, and between them. Only `hierarchical` tells the two apart: of another algorithm all goes between
-/// hosts if there are several.
+/// Returns the traffic over links within hosts, and between them. Only `hierarchical` distinguishes the two: for other algorithms
+/// all traffic counts as between hosts if there are several.
 fn by_level(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
     if spec.algorithm == Hierarchical {
         return hierarchical(spec.count, rank, hosts);
@@ -98,7 +98,7 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
             of(2 * others, count - size(rank) + others * size(rank)).reducing(others * size(rank))
         }
         (Operation::Broadcast { root }, HalvingDoubling) => {
-            // Chunks of all but the root, which sends each of them once.
+            // The chunks of all ranks except the root, which sends each of them once.
             let place = (rank + n - root.index()) % n;
             if place == 0 {
                 of(others, count)
@@ -130,7 +130,7 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
         (Operation::Send { .. }, _) => of(1, count),
         (Operation::Recv { .. }, _) => of(0, 0),
         (Operation::ReduceScatter(_), _) => of(others, others * count).reducing(others * count),
-        // One chunk to each of the others, in a ring or directly.
+        // One chunk to each of the other ranks, in a ring or directly.
         (_, Ring | Direct) => of(others, others * count),
         (operation, algorithm @ (RecursiveDoubling | HalvingDoubling | Hierarchical)) => {
             unreachable!("{algorithm:?} does not suit {operation:?}")
@@ -156,7 +156,7 @@ fn hierarchical(count: usize, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
     [within.reducing(siblings * chunk), between]
 }
 
-/// `Ok(messages)` of a surplus rank, `Err(messages back to its surplus rank)` of the others.
+/// Returns `Ok(messages)` for a surplus rank, and `Err(messages back to its surplus rank)` for the others.
 fn surplus_messages(rank: usize, n: usize) -> Result<usize, usize> {
     let power = largest_power_of_two(n);
     if rank >= power { Ok(1) } else { Err(usize::from(rank + power < n)) }
@@ -175,7 +175,7 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
     }
 }
 
-/// Messages that must follow one another until the last rank is done.
+/// Returns the number of messages that must follow one another until the last rank is done.
 pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
     rounds_by_level(spec, hosts).iter().sum()
 }
@@ -209,15 +209,15 @@ fn rounds_by_level(spec: CollectiveSpec, hosts: &Hosts) -> [usize; 2] {
     if hosts.count() == 1 { [rounds, 0] } else { [0, rounds] }
 }
 
-/// Depth of a binomial tree over `n` ranks.
+/// Returns the depth of a binomial tree over `n` ranks.
 fn doubling_rounds(n: usize) -> usize {
     n.next_power_of_two().ilog2() as usize
 }
 
-/// What one kind of link costs, in seconds.
+/// The cost of one kind of link, in seconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkCost {
-    /// From a send until the receiver runs.
+    /// Time from a send until the receiver runs.
     pub latency: f64,
     /// Processor time of one message on both ends.
     pub message: f64,
@@ -225,32 +225,32 @@ pub struct LinkCost {
     pub byte: f64,
 }
 
-/// What the links and processors of a group can do.
+/// The performance of the links and processors of a group.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkModel {
-    /// Links within a host.
+    /// Cost of the links within a host.
     pub within: LinkCost,
-    /// Links between hosts.
+    /// Cost of the links between hosts.
     pub between: LinkCost,
     /// Processor time to reduce one byte, in seconds.
     pub reduce: f64,
-    /// Until a rank runs in the place of another that shares its processor, in seconds.
+    /// Time until a rank runs in place of another that shares its processor, in seconds.
     pub switch: f64,
-    /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
+    /// Number of ranks that can move data at the same time: of those that share CPUs, as many as there are CPUs.
     pub parallel: usize,
 }
 
 impl LinkModel {
-    /// All links are like this one, each rank of `ranks` has a processor, and reducing takes no time: a bound to compare measured times
-    /// with.
+    /// Creates a model in which all links are like this one, each rank of `ranks` has a processor, and reducing takes no time: a
+    /// bound for measured times.
     pub const fn bound(link: LinkCost, ranks: usize) -> Self {
         Self { within: link, between: link, reduce: 0.0, switch: 0.0, parallel: ranks }
     }
 }
 
-/// The most elements that one rank sends, or receives if that is more.
+/// Returns the maximum number of elements that one rank sends, or receives if that is more.
 pub fn busiest(spec: CollectiveSpec, hosts: &Hosts) -> usize {
-    // A root receives what it sends in the opposite operation.
+    // A root receives the data that it sends in the opposite operation.
     let operation = match spec.operation {
         Operation::Reduce { root, .. } => Operation::Broadcast { root },
         Operation::Gather { root } => Operation::Scatter { root },
@@ -260,11 +260,11 @@ pub fn busiest(spec: CollectiveSpec, hosts: &Hosts) -> usize {
     (0..hosts.world_size()).map(|rank| traffic(spec, rank, hosts).elements).max().unwrap_or_default()
 }
 
-/// Expected time of a call. A rank alone takes none.
+/// Returns the expected time of a call. A single rank takes none.
 ///
-/// All ranks' messages, bytes and reductions, as far as they cannot go in parallel, plus, for each round, a latency, and a switch for
-/// every other rank that shares the processor: a receiver runs after those. Pipelining hides neither: on one host the processors that
-/// copy are the bottleneck, not the wires.
+/// The time includes all ranks' messages, bytes and reductions, as far as they cannot run in parallel, plus, for each round, a
+/// latency, and a switch for every other rank that shares the processor: a receiver runs after those. Pipelining hides neither: on
+/// one host the bottleneck is the processors that copy, not the wires.
 pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
     let n = hosts.world_size();
     if n < 2 {
@@ -272,7 +272,7 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
     }
     let parallel = model.parallel.clamp(1, n) as f64;
     let rounds = rounds_by_level(spec, hosts);
-    // At each level: what all ranks do, and the most that one does.
+    // At each level: the work of all ranks, and the maximum of one rank.
     let mut sums = [Traffic::default(); 2];
     let mut most = [Traffic::default(); 2];
     for levels in (0..n).map(|rank| by_level(spec, rank, hosts)) {
@@ -282,7 +282,7 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
             most[level].reduced = most[level].reduced.max(one.reduced);
         }
     }
-    // A single busy rank (a root) limits as much as the sum over ranks does.
+    // A single busy rank (a root) limits the time as much as the sum over ranks does.
     let waits = ((n as f64 / parallel).ceil() - 1.0) * model.switch;
     let bytes = |all: usize, most: usize| (all as f64 / parallel).max(most as f64) * element_size as f64;
     let seconds = [model.within, model.between].into_iter().enumerate().map(|(level, link)| {

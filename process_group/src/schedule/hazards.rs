@@ -1,23 +1,24 @@
-//! What must wait for what: read-after-write, write-after-read and write-after-write on overlapping regions.
+//! Dependencies between nodes: read-after-write, write-after-read and write-after-write on overlapping regions.
 //!
-//! Nodes stream: a node that has done its first `k` elements lets a later node go as far as those reach. That is what
-//! overlaps reduction with transfer, and pipelines a ring, without any schedule mentioning segments.
+//! Nodes stream: a node that has finished its first `k` elements allows a later node to progress up to those. This overlaps
+//! reduction with transfer, and pipelines a ring, without segments in any schedule.
 
 use super::program::{Node, Program, Region, Source};
 
-/// A limit of one node's progress by another's.
+/// A limit on one node's progress, set by another's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hazard {
     /// Index of the earlier node.
     pub on: usize,
-    /// Where the overlap lies, counted in the earlier node's progress.
+    /// Position of the overlap, in the earlier node's progress.
     theirs: (usize, usize),
-    /// Where it begins, counted in this node's progress.
+    /// Start of the overlap, in this node's progress.
     mine: usize,
 }
 
 impl Hazard {
-    /// How far this node may go, in elements, when the other has done `done`; `usize::MAX` when no longer limited.
+    /// Returns how far this node may progress, in elements, when the other has finished `done`; `usize::MAX` if there is no limit
+    /// any more.
     pub fn limit(&self, done: usize) -> usize {
         let (start, end) = self.theirs;
         if done >= end { usize::MAX } else { self.mine + done.saturating_sub(start) }
@@ -46,7 +47,7 @@ fn accesses(node: &Node) -> Vec<Access> {
     }
 }
 
-/// For each node, the earlier nodes that limit it.
+/// Returns, for each node, the earlier nodes that limit it.
 pub fn hazards(program: &Program) -> Vec<Vec<Hazard>> {
     let accesses: Vec<_> = program.nodes.iter().map(accesses).collect();
     let of_regions =

@@ -1,4 +1,4 @@
-//! Which ranks of a group share a host.
+//! The assignment of a group's ranks to hosts.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,19 +6,19 @@ use std::hash::Hash;
 /// The ranks of a group by host. The same on every rank, since it comes from the roster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
-    /// By host, in order of its first rank: its ranks, ascending.
+    /// The ranks of each host, ascending. Hosts are in order of their first rank.
     ranks: Vec<Vec<usize>>,
-    /// By rank: its host, and its place among the ranks there.
+    /// The host of each rank, and its place among the ranks there.
     places: Vec<(usize, usize)>,
 }
 
 impl Hosts {
-    /// All ranks on one host.
+    /// Puts all ranks on one host.
     pub fn one(world_size: usize) -> Self {
         Self::of(std::iter::repeat_n((), world_size))
     }
 
-    /// From the host of each rank, in rank order.
+    /// Creates the hosts from the host of each rank, in rank order.
     pub fn of<T: Eq + Hash>(hosts: impl IntoIterator<Item = T>) -> Self {
         let mut known: HashMap<T, usize> = HashMap::new();
         let (mut ranks, mut places): (Vec<Vec<usize>>, Vec<(usize, usize)>) = (Vec::new(), Vec::new());
@@ -33,32 +33,32 @@ impl Hosts {
         Self { ranks, places }
     }
 
-    /// Ranks of the group.
+    /// Returns the number of ranks of the group.
     pub fn world_size(&self) -> usize {
         self.places.len()
     }
 
-    /// Number of hosts.
+    /// Returns the number of hosts.
     pub fn count(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Whether there are several hosts, and several ranks on one of them.
+    /// Returns true if there are several hosts, and several ranks on one of them.
     pub fn are_two_levels(&self) -> bool {
         self.count() > 1 && self.count() < self.world_size()
     }
 
-    /// The ranks of each host, ascending.
+    /// Returns the ranks of each host, ascending.
     pub fn ranks(&self) -> &[Vec<usize>] {
         &self.ranks
     }
 
-    /// The host of a rank, and its place among the ranks there.
+    /// Returns the host of a rank, and its place among the ranks there.
     pub fn place(&self, rank: usize) -> (usize, usize) {
         self.places[rank]
     }
 
-    /// How many ranks of every host can talk to their counterparts on the others: the ranks of the host with the fewest.
+    /// Returns the number of ranks of every host that have counterparts on the others: the number of ranks of the smallest host.
     pub fn counterparts(&self) -> usize {
         self.ranks.iter().map(Vec::len).min().unwrap_or(0)
     }

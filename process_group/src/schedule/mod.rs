@@ -1,7 +1,7 @@
-//! Which rank sends what to whom: pure, no socket and no clock.
+//! The messages between ranks: pure, no socket and no clock.
 //!
-//! [`build`] makes a rank's [`Program`](program::Program), [`hazards`](hazards::hazards) what may overlap in it,
-//! [`cost`] what it sends. [`paths`](crate::paths) chooses which algorithm a call takes.
+//! [`build`] makes a rank's [`Program`](program::Program), [`hazards`](hazards::hazards) computes the overlap that it allows, and
+//! [`cost`] its traffic. [`paths`](crate::paths) chooses the algorithm of a call.
 
 pub mod build;
 pub mod cost;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::types::operation::Operation;
 pub use hosts::Hosts;
 
-/// A way to do a collective with messages between pairs.
+/// A way to execute a collective with messages between pairs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -38,7 +38,7 @@ impl Algorithm {
     pub const ALL: [Self; 5] =
         [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct, Self::Hierarchical];
 
-    /// Whether the operation can be done this way. Every operation but a barrier can be done directly.
+    /// Returns true if the algorithm supports the operation. Every operation except a barrier has a direct form.
     pub const fn suits(self, operation: Operation) -> bool {
         match operation {
             Operation::AllReduce(_) => true,
@@ -49,7 +49,7 @@ impl Algorithm {
         }
     }
 
-    /// The name used in configuration and tables.
+    /// Returns the name used in configuration and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",

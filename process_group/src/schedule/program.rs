@@ -1,22 +1,22 @@
-//! What one rank does in one collective, as a list that means what it says when done from top to bottom.
+//! One rank's work in one collective, as a list whose meaning is its execution from top to bottom.
 //!
-//! Nothing in here says what may overlap: [`hazards`](super::hazards) derives that from the regions the nodes touch.
+//! The list does not state what may overlap: [`hazards`](super::hazards) derives that from the regions of the nodes.
 
 /// One of the memories of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Space {
-    /// What the caller passed to be read. The output itself when the call is in place.
+    /// The memory that the caller passed for reading. It is the output itself when the call is in place.
     Input,
-    /// What the caller passed to be written.
+    /// The memory that the caller passed for writing.
     Output,
-    /// Memory of the backend's own.
+    /// Memory of the backend.
     Scratch,
 }
 
 /// A run of elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Region {
-    /// In which memory.
+    /// Its memory.
     pub space: Space,
     /// First element.
     pub start: usize,
@@ -25,12 +25,12 @@ pub struct Region {
 }
 
 impl Region {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub const fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Whether there is nothing in it.
+    /// Returns true if it contains no element.
     pub const fn is_empty(&self) -> bool {
         self.start == self.end
     }
@@ -45,36 +45,36 @@ pub enum Source {
     Own(Region),
 }
 
-/// One thing to do.
+/// One step of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Node {
     /// One message to a rank.
     Send {
         /// Receiver.
         to: usize,
-        /// What it holds.
+        /// The elements to send.
         region: Region,
     },
     /// One message from a rank.
     Receive {
         /// Sender.
         from: usize,
-        /// Where it goes.
+        /// The destination.
         region: Region,
     },
     /// `into = source₀ ∘ source₁ ∘ …`, in this order. With one source, a copy.
     Reduce {
         /// The result.
         into: Region,
-        /// All as long as `into`.
+        /// The operands, each as long as `into`.
         sources: Vec<Source>,
-        /// Whether all ranks' contributions are in it now, so that an average divides here.
+        /// True if the result contains the contributions of all ranks, so that an average divides here.
         last: bool,
     },
 }
 
 impl Node {
-    /// The region that the node's progress is counted in.
+    /// Returns the region in which the node's progress is counted.
     pub fn region(&self) -> Region {
         match self {
             Self::Send { region, .. } | Self::Receive { region, .. } => *region,
@@ -83,22 +83,22 @@ impl Node {
     }
 }
 
-/// All that one rank does in one call.
+/// The work of one rank in one call.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Program {
-    /// In order.
+    /// The nodes, in order.
     pub nodes: Vec<Node>,
-    /// Elements of scratch memory needed.
+    /// Number of elements of scratch memory.
     pub scratch: usize,
 }
 
 impl Program {
-    /// Elements this rank sends.
+    /// Returns the number of elements that this rank sends.
     pub fn elements_sent(&self) -> usize {
         self.nodes.iter().map(|n| if let Node::Send { region, .. } = n { region.len() } else { 0 }).sum()
     }
 
-    /// Elements this rank adds to others.
+    /// Returns the number of elements that this rank adds to others.
     pub fn elements_reduced(&self) -> usize {
         let of = |node: &Node| match node {
             Node::Reduce { into, sources, .. } => into.len() * (sources.len() - 1),
@@ -107,7 +107,7 @@ impl Program {
         self.nodes.iter().map(of).sum()
     }
 
-    /// Messages this rank sends.
+    /// Returns the number of messages that this rank sends.
     pub fn messages_sent(&self) -> usize {
         self.nodes.iter().filter(|n| matches!(n, Node::Send { .. })).count()
     }

@@ -1,4 +1,4 @@
-//! What a group asks of a backend whose calls run on streams of a GPU.
+//! The interface of a group to a backend whose calls run on streams of a GPU.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,30 +11,30 @@ use crate::backend::{Backend, Completion};
 use crate::device::Device;
 use crate::error::Result;
 
-/// A backend whose calls are enqueued on streams of a GPU: [`Backend::submit`] on the device's compute stream.
+/// A backend whose calls are enqueued on streams of a GPU: [`Backend::submit`] uses the device's compute stream.
 pub(crate) trait StreamBackend: Backend {
-    /// The GPU whose memory the buffers of calls are in.
+    /// Returns the GPU whose memory contains the buffers of calls.
     fn device(&self) -> &Device;
 
-    /// Begins a call on a second stream, behind what the compute stream has been given and beside what it will be given.
+    /// Begins a call on a second stream, after the earlier work of the compute stream and in parallel with its later work.
     ///
     /// # Errors
     /// As [`submit`](Backend::submit).
     fn start(&mut self, call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)>;
 
-    /// Does several calls, which the backend may take together; each gets a completion.
+    /// Executes several calls, which the backend may combine; each gets a completion.
     ///
     /// # Errors
     /// As [`submit`](Backend::submit).
     fn group(&mut self, calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>>;
 
-    /// From here on, calls are captured into a graph.
+    /// Captures the following calls into a graph.
     fn begin_capture(&mut self);
 
-    /// Ends that, and returns what is needed to watch the graph's launches.
+    /// Ends the capture, and returns the data with which the graph's launches are watched.
     fn end_capture(&mut self) -> Arc<StreamCapture>;
 
-    /// Watches a graph with captured calls, which `launch` launches on the compute stream, or says that it could not.
+    /// Watches a graph with captured calls. `launch` launches it on the compute stream, or reports that it could not.
     ///
     /// # Errors
     /// As [`submit`](Backend::submit).
@@ -45,19 +45,19 @@ pub(crate) trait StreamBackend: Backend {
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()>;
 
-    /// Waits until every call that was enqueued is done, at most until the deadline.
+    /// Waits until every enqueued call is done, at most until the deadline.
     ///
     /// # Errors
     /// As [`submit`](Backend::submit).
     fn synchronize(&mut self, deadline: Instant) -> Result<()>;
 
-    /// What watches the group.
+    /// Returns the watchdog of the group.
     fn watchdog(&self) -> &Watchdog;
 
-    /// Where the times of enqueued calls come from.
+    /// Returns the source of the times of enqueued calls.
     fn timings(&self) -> Arc<dyn Timings>;
 
-    /// What this rank's links carry in one direction, in 10⁹ bytes per second, where the hardware is rated.
+    /// Returns the bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
     fn link_gbs(&self) -> Option<f64>;
 }
 
@@ -69,13 +69,13 @@ pub(crate) trait StreamWork: Send {
     /// Those of the call.
     fn wait(&mut self) -> Result<()>;
 
-    /// Errors if the call has failed so far.
+    /// Returns an error if the call has failed so far.
     ///
     /// # Errors
     /// Those of the call.
     fn check(&self) -> Result<()>;
 
-    /// Makes the compute stream wait for its end, however it ends; returns at once.
+    /// Makes the compute stream wait for its end, in any outcome; returns at once.
     ///
     /// # Errors
     /// Those of the GPU.

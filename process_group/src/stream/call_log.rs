@@ -1,4 +1,4 @@
-//! The collectives that a rank has called: how many, a digest of all, and what the newest were.
+//! The collectives that a rank has called: their number, a digest of all, and the newest ones.
 
 use crate::link::wire::fingerprint;
 use crate::types::history::{History, REMEMBERED};
@@ -12,7 +12,7 @@ pub(super) struct CallLog {
     history: History<(CallFingerprint, u64)>,
 }
 
-/// How far a rank's log reaches: the number of its newest collective, and the digest of all up to it.
+/// The extent of a rank's log: the number of its newest collective, and the digest of all up to it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct LogHead {
     pub(super) sequence: u64,
@@ -30,17 +30,17 @@ impl CallLog {
         self.head
     }
 
-    /// The digest of the log up to this call, if it is remembered.
+    /// Returns the digest of the log up to this call, if the log still contains it.
     pub(super) fn digest(&self, sequence: u64) -> Option<u64> {
         Some(self.history.get(sequence)?.1)
     }
 
-    /// The call of this number, if it is remembered.
+    /// Returns the call of this number, if the log still contains it.
     pub(super) fn call(&self, sequence: u64) -> Option<CallFingerprint> {
         Some(self.history.get(sequence)?.0)
     }
 
-    /// The calls from `first` to `last` that are remembered, with the number of the first of them.
+    /// Returns the calls from `first` to `last` that the log still contains, with the number of the first of them.
     pub(super) fn calls(&self, first: u64, last: u64) -> (u64, Vec<CallFingerprint>) {
         if first > last {
             return (first, Vec::new());
@@ -51,7 +51,7 @@ impl CallLog {
         (first, (first..=last).map_while(|sequence| self.call(sequence)).collect())
     }
 
-    /// The first of another rank's calls, numbered from `first`, that differs from this rank's.
+    /// Returns the first of another rank's calls, numbered from `first`, that differs from this rank's.
     pub(super) fn divergence(&self, first: u64, theirs: &[CallFingerprint]) -> Option<Divergence> {
         (0u64..).zip(theirs).find_map(|(index, theirs)| {
             let sequence = first.checked_add(index)?;
@@ -66,9 +66,9 @@ impl CallLog {
 pub(super) struct Divergence {
     /// Its number.
     pub(super) sequence: u64,
-    /// What this rank called.
+    /// The call of this rank.
     pub(super) mine: CallFingerprint,
-    /// What the other rank called.
+    /// The call of the other rank.
     pub(super) theirs: CallFingerprint,
 }
 

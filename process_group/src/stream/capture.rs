@@ -8,30 +8,30 @@ use crate::device::{DeviceError, Event, Stream};
 use crate::paths::Path;
 use crate::types::operation::CallFingerprint;
 
-/// One in this many calls of a kind in a graph is timed, from the second on.
+/// Interval of timed calls of a kind in a graph, from the second on.
 const TIMED_OF: u64 = 64;
 
 /// The calls in a graph.
 #[derive(Default, Debug)]
 pub(crate) struct GraphCalls {
-    /// How many of each kind there are, and their path.
+    /// Number of calls of each kind, and their path.
     counts: Vec<(CallFingerprint, Path, u64)>,
-    /// Those that are collectives, in call order.
+    /// The collectives among them, in call order.
     collectives: Vec<CallFingerprint>,
 }
 
 impl GraphCalls {
-    /// The collectives, in call order.
+    /// Returns the collectives, in call order.
     pub(crate) fn collectives(&self) -> &[CallFingerprint] {
         &self.collectives
     }
 
-    /// How many calls of each kind there are, and their path.
+    /// Returns the number of calls of each kind, and their path.
     pub(crate) fn counts(&self) -> &[(CallFingerprint, Path, u64)] {
         &self.counts
     }
 
-    /// The peers of messages among them.
+    /// Returns the peers of messages among them.
     pub(super) fn peers(&self) -> PeerSet {
         self.counts.iter().map(|(call, ..)| PeerSet::of(call)).fold(PeerSet::default(), PeerSet::union)
     }
@@ -51,18 +51,17 @@ impl GraphCalls {
     }
 }
 
-/// What a backend knows of the calls in a graph: what they are, and the events around those that are timed, which each
-/// launch records anew.
+/// A backend's data about the calls in a graph: the calls, and the events around the timed ones, which each launch records again.
 #[derive(Default, Debug)]
 pub(crate) struct StreamCapture {
     pub(super) calls: Arc<GraphCalls>,
     pub(super) timed: Vec<CapturedTiming>,
-    /// Of calls that failed: the graph may record them all the same.
+    /// Events of calls that failed: the graph may record them nevertheless.
     _begun: Vec<GraphEvents>,
 }
 
 impl StreamCapture {
-    /// What the calls are.
+    /// Returns the calls.
     pub(crate) fn calls(&self) -> &GraphCalls {
         &self.calls
     }
@@ -77,19 +76,19 @@ pub(super) struct CapturedTiming {
     pub(super) stands_for: StandsFor,
 }
 
-/// What the time of a call in a graph says.
+/// The meaning of the time of a call in a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StandsFor {
-    /// How long calls of its kind take.
+    /// The duration of calls of its kind.
     Kind,
-    /// How long the ranks wait for each other, next to the second call of its kind: the first collective of a graph, where they
-    /// meet, each after its own launch. Where a message comes before it, nothing does.
+    /// The time for which the ranks wait for each other, compared with the second call of its kind: the first collective of a
+    /// graph, where they meet, each after its own launch. If a message comes before it, no call has this meaning.
     Meeting,
-    /// Nothing: the first of a kind that others follow. Its events stay, as the graph records them.
+    /// None: the first call of a kind that has further calls. Its events stay, as the graph records them.
     Nothing,
 }
 
-/// Two events in front of a call, and one after it: the two in front tell what an event itself takes.
+/// Two events before a call, and one after it: the first two measure the time of an event itself.
 #[derive(Debug)]
 pub(super) struct GraphEvents {
     before: Event,
@@ -108,13 +107,13 @@ impl GraphEvents {
         self.start.record_external(stream)
     }
 
-    /// What the call took in the last launch.
+    /// Returns the time of the call in the last launch.
     pub(super) fn took(&self) -> Result<Duration, DeviceError> {
         Ok(self.end.since(&self.start)?.saturating_sub(self.start.since(&self.before)?))
     }
 }
 
-/// Calls while they are being captured.
+/// The calls of a capture in progress.
 #[derive(Default)]
 pub(super) struct Capture {
     calls: GraphCalls,
@@ -124,7 +123,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Records the start of a call in the graph, if it is one to time; says whether it is.
+    /// Records the start of a call in the graph, if it is to be timed; returns true if it is.
     pub(super) fn begin(&mut self, call: &CallFingerprint, stream: &Stream) -> Result<bool, DeviceError> {
         let before = self.calls.count(call);
         let is_timed = before == 0 || before % TIMED_OF == 1;
@@ -135,7 +134,7 @@ impl Capture {
         Ok(is_timed)
     }
 
-    /// Takes a call that has been captured, and records its end.
+    /// Adds a captured call, and records its end.
     pub(super) fn end(
         &mut self,
         call: CallFingerprint,
@@ -160,7 +159,7 @@ impl Capture {
 
     pub(super) fn finish(self) -> Arc<StreamCapture> {
         let Self { calls, mut timed, begun } = self;
-        // The only one of a kind stands for it.
+        // The only call of a kind represents the kind.
         for timing in timed.iter_mut().filter(|timing| calls.count(&timing.call) == 1) {
             timing.stands_for = StandsFor::Kind;
         }

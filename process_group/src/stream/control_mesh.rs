@@ -1,8 +1,8 @@
-//! One quiet connection to each other member, beside the library that moves the data.
+//! One mostly idle connection to each other member, next to the library that moves the data.
 //!
-//! Between the GPUs of a host nothing breaks when a process dies, and a kernel that waits for another rank waits for ever.
-//! Over these links a rank hears at once that another is gone, says why it gives up itself, and learns how far the others
-//! have come, so that the one that is missing can be named.
+//! Between the GPUs of a host nothing breaks when a process dies, and a kernel that waits for another rank waits forever. Over
+//! these links a rank learns at once that another is lost, sends the reason when it gives up itself, and learns the progress of the
+//! other ranks, so that the missing one can be named.
 
 use std::io::ErrorKind;
 use std::net::Shutdown;
@@ -14,26 +14,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::control_message::ControlMessage;
 use crate::link::security::Channel;
 
-/// Bytes that may wait for room in a socket. A rank that reads nothing for so long is not listening any more.
+/// Maximum number of bytes that wait for room in a socket. A rank that has not read for that long does not listen any more.
 const MAX_UNSENT: usize = 1 << 20;
 
-/// What comes over a link.
+/// An event on a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerEvent {
-    /// The member at the other end says something.
+    /// The member at the other end has sent a message.
     Message(ControlMessage),
-    /// The connection is over without a goodbye, and why.
+    /// The connection has ended without a goodbye, for this reason.
     Lost(String),
 }
 
 struct Link {
     channel: Option<Channel>,
     received: Vec<u8>,
-    /// What the socket has not taken yet.
+    /// Bytes that the socket has not accepted yet.
     unsent: Vec<u8>,
-    /// The other end has said goodbye.
+    /// True if the other end has said goodbye.
     goodbye: bool,
-    /// Nothing more is sent.
+    /// True if nothing more is sent.
     is_shut: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct ControlMesh {
 }
 
 impl ControlMesh {
-    /// Takes connected, non-blocking channels; none for this rank itself.
+    /// Creates the mesh from connected, non-blocking channels; none for this rank itself.
     pub(super) fn new(channels: Vec<Option<Channel>>) -> Self {
         let links = channels
             .into_iter()
@@ -58,7 +58,7 @@ impl ControlMesh {
         Self { links }
     }
 
-    /// Sends a message to everybody who is still there. Never blocks.
+    /// Sends a message to all members that are still connected. Never blocks.
     pub(super) fn broadcast(&mut self, message: &ControlMessage) {
         let bytes = message.encode();
         for link in &mut self.links {
@@ -71,7 +71,7 @@ impl ControlMesh {
         self.links[position].send(&message.encode());
     }
 
-    /// Waits at most `timeout` for something to come, and returns all of it with the positions it came from.
+    /// Waits at most `timeout` for events, and returns all of them with their positions.
     pub(super) fn listen(&mut self, timeout: Duration) -> Vec<(usize, PeerEvent)> {
         let mut events = Vec::new();
         let open: Vec<usize> = (0..self.links.len()).filter(|i| self.links[*i].channel.is_some()).collect();
@@ -94,8 +94,8 @@ impl ControlMesh {
         events
     }
 
-    /// Closes the links behind what has been sent. Reads on meanwhile: a socket that is closed with unread bytes takes back
-    /// what it has sent.
+    /// Closes the links after the sent bytes. Continues to read in the meantime: a socket that is closed with unread bytes discards
+    /// its sent ones.
     pub(super) fn close(mut self, timeout: Duration) {
         let until = Instant::now() + timeout;
         while self.links.iter().any(|link| link.channel.is_some()) && Instant::now() < until {
@@ -128,7 +128,7 @@ impl Link {
         Some(PollFd::from_borrowed_fd(channel.socket().as_fd(), PollFlags::IN | room))
     }
 
-    /// Sends as much of what is unsent as the socket takes.
+    /// Sends as many of the unsent bytes as the socket accepts.
     fn flush(&mut self) {
         let Some(channel) = &mut self.channel else { return };
         let mut sent = 0;
@@ -138,7 +138,7 @@ impl Link {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Ok(_) | Err(_) => {
-                    // Half a message is worse than none: both ends notice that the link is over.
+                    // Half a message is worse than none: both ends notice that the link has ended.
                     channel.shutdown(Shutdown::Both);
                     sent = self.unsent.len();
                 }
@@ -234,7 +234,7 @@ mod tests {
         drop(a);
         assert_eq!(hear(&mut b), [(0, PeerEvent::Lost("its connection closed".into()))]);
         let (mut a, mut b) = pair();
-        // What the other sent last, unread, does not take the goodbye with it.
+        // The last, unread message of the other end does not destroy the goodbye.
         b.broadcast(&ControlMessage::Hello);
         a.broadcast(&ControlMessage::Goodbye);
         let there = std::thread::spawn(move || {
@@ -259,7 +259,7 @@ mod tests {
             a.broadcast(&ControlMessage::Calls(sent, vec![call; MAX_CALLS]));
             sent += 1;
         };
-        // More than the sockets hold.
+        // This is more than the sockets can buffer.
         while a.links[1].unsent.is_empty() {
             send(&mut a);
         }

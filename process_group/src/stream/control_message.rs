@@ -1,4 +1,4 @@
-//! What the watchdogs of a group tell each other, and its bytes.
+//! The messages between the watchdogs of a group, and their encoding.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -16,29 +16,30 @@ use crate::link::wire::fingerprint;
 use crate::types::operation::CallFingerprint;
 
 const HEADER: usize = 16;
-/// Longest payload.
+/// Maximum length of a payload.
 pub(super) const MAX_PAYLOAD: usize = 2048;
-/// Most calls in one message.
+/// Maximum number of calls in one message.
 pub(super) const MAX_CALLS: usize = MAX_PAYLOAD / fingerprint::BYTES;
 
 /// A message from one watchdog to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum ControlMessage {
-    /// The sender is there, and makes its communicator.
+    /// The sender is running, and makes its communicator.
     Hello,
     /// The sender has left in good order.
     Goodbye,
-    /// How many collectives the sender has called.
+    /// The number of collectives that the sender has called.
     Progress(u64),
-    /// The sender gives up: what it waited for, up to this collective, has not come. Every member answers with its progress.
+    /// The sender gives up: the collectives that it waited for, up to this one, have not completed. Every member answers with its
+    /// progress.
     Expired(u64, String),
-    /// The sender gives up, and why.
+    /// The sender gives up, for this reason.
     Aborted(String),
     /// The head of the sender's log.
     Head(LogHead),
     /// The head of the sender's log; the sender makes no more calls.
     LastHead(LogHead),
-    /// The messages between the sender, which sends and receives no more, and the receiver of this.
+    /// The messages between the sender, which sends and receives no more, and the receiver of this message.
     Exchanged(Exchange),
     /// The sender's collectives from this number on: because some call differs, or because the sender leaves.
     Calls(u64, Vec<CallFingerprint>),
@@ -75,7 +76,7 @@ impl ControlMessage {
         bytes
     }
 
-    /// The first message of what has been received, and its length; none if it is not complete yet.
+    /// Returns the first message in the received bytes, and its length; none if it is not complete yet.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let kind = header[0];
@@ -129,7 +130,7 @@ pub(super) enum Malformed {
     Kind(u8),
 }
 
-/// As much of a text as is sent.
+/// Returns the part of a text that is sent.
 fn truncate(text: &str) -> &[u8] {
     let mut end = text.len().min(MAX_PAYLOAD);
     while !text.is_char_boundary(end) {
@@ -145,7 +146,7 @@ pub(super) mod tests {
     use crate::types::operation::Operation;
     use proptest::prelude::*;
 
-    /// One message of each kind, short and as long as they get.
+    /// Returns one message of each kind, short and of maximum length.
     pub(in crate::stream) fn one_of_each() -> Vec<ControlMessage> {
         let call = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         vec![
@@ -190,7 +191,7 @@ pub(super) mod tests {
             Err(Malformed::Kind(12))
         );
         assert!(matches!(ControlMessage::decode(&[255; 16]), Err(Malformed::Length(_))));
-        // Numbers of too few and too many bytes, and half a call.
+        // Numbers with too few and too many bytes, and half a call.
         for (kind, length) in [(6, 4), (7, 8), (8, 9), (9, 0), (9, 8), (9, 16)] {
             let mut bytes = [0; 32];
             (bytes[0], bytes[4]) = (kind, length);

@@ -1,7 +1,7 @@
 //! Finds ranks whose calls differ.
 //!
-//! The libraries that run collectives on a GPU compare nothing: ranks whose calls differ get wrong values, or wait for
-//! ever. So ranks send each other the heads of their logs. A rank that has reached the same call compares the two digests.
+//! The libraries that run collectives on a GPU compare nothing: ranks whose calls differ get wrong values, or wait
+//! forever. So ranks send each other the heads of their logs. A rank that has reached the same call compares the two digests.
 //! If they differ, the rank sends its calls since the last matching head. The rank that finds the divergence reports it.
 
 use std::time::{Duration, Instant};
@@ -9,50 +9,50 @@ use std::time::{Duration, Instant};
 use super::call_log::{CallLog, Divergence, LogHead};
 use crate::types::operation::CallFingerprint;
 
-/// How long to wait for a rank that can say which call diverged.
+/// Timeout for a rank to report which call diverged.
 const ANSWERS: Duration = Duration::from_millis(500);
 
-/// What is known of the other members' calls.
+/// The knowledge of the other members' calls.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct DesyncDetector {
     /// The newest head of each member that has not been compared yet.
     heads: Vec<Option<LogHead>>,
-    /// Up to which call each member's log is known to equal this rank's.
+    /// The call up to which each member's log is known to equal this rank's.
     agreed: Vec<u64>,
-    /// How many collectives a member has made that makes no more.
+    /// Total number of collectives of each member that makes no more.
     last: Vec<Option<u64>>,
     /// Calls that a member has sent, and the number of the first: a member that has left cannot be asked.
     calls: Vec<(u64, Vec<CallFingerprint>)>,
-    /// The number of the newest collective that the others have been told of.
+    /// The number of the newest collective that the other ranks have been told of.
     told: u64,
-    /// The member whose head differs, since when that is known, and up to which call.
+    /// The member whose head differs, the time since when that is known, and the last call to which it applies.
     disputed: Option<(Instant, usize, u64)>,
 }
 
-/// What a comparison finds.
+/// The result of a comparison.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Finding {
-    /// The others do not know this head yet.
+    /// The other members do not have this head yet.
     NewHead(LogHead),
-    /// Some call differs: this rank's calls from this number on, for the others to find out which.
+    /// Some call differs: this rank's calls from this number on, for the other members to find out which.
     Disputed(u64, Vec<CallFingerprint>),
     /// The call that this member made differs from this rank's.
     Diverged(usize, Divergence),
-    /// Nobody has found out which call of this member differs; it is one up to this number.
+    /// No rank has found out which call of this member differs; it is one up to this number.
     Unresolved(usize, u64),
 }
 
-/// Whether all members that make no more collectives have made the same.
+/// The comparison of all members that make no more collectives.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// All have.
+    /// All have made the same.
     Same,
-    /// A call of a member differs, and which it is has not been found out yet.
+    /// A call of a member differs, and it is not known yet which one.
     Disputed,
     /// These members have not sent their last head, or it has not been compared.
     Open(Vec<usize>),
-    /// This member has made more: so many.
+    /// This member has made more: this is their number.
     More(usize, u64),
 }
 
@@ -62,7 +62,7 @@ impl DesyncDetector {
         Self { heads, agreed, last, calls: vec![(1, Vec::new()); members], told: 0, disputed: None }
     }
 
-    /// Takes the head of a member's log.
+    /// Stores the head of a member's log.
     pub(super) fn head(&mut self, position: usize, head: LogHead) {
         let pending = &mut self.heads[position];
         if pending.is_none_or(|pending| pending.sequence < head.sequence) {
@@ -70,13 +70,13 @@ impl DesyncDetector {
         }
     }
 
-    /// Takes the last head of a member that makes no more collectives.
+    /// Stores the last head of a member that makes no more collectives.
     pub(super) fn last_head(&mut self, position: usize, head: LogHead) {
         self.head(position, head);
         self.last[position] = Some(head.sequence);
     }
 
-    /// Takes calls that a member has made, from this number on.
+    /// Stores calls that a member has made, from this number on.
     pub(super) fn calls(&mut self, position: usize, first: u64, calls: &[CallFingerprint]) {
         let known = &mut self.calls[position];
         if known.0.checked_add(known.1.len() as u64) != Some(first) {
@@ -85,25 +85,26 @@ impl DesyncDetector {
         known.1.extend(calls);
     }
 
-    /// For a rank at `me` that makes no more calls: those that a member may not have compared, and the number of the first.
+    /// For a rank at `me` that makes no more calls: returns the calls that a member may not have compared, and the number of the
+    /// first.
     pub(super) fn uncompared(&self, log: &CallLog, me: usize) -> (u64, Vec<CallFingerprint>) {
         let others = self.agreed.iter().enumerate().filter(|(position, _)| *position != me);
         let agreed = others.map(|(_, agreed)| *agreed).min().unwrap_or(0);
         log.calls(agreed + 1, log.head().sequence)
     }
 
-    /// A member that makes no more collectives and has made fewer than `made`, and how many.
+    /// Returns a member that makes no more collectives and has made fewer than `made`, with their number.
     pub(super) fn short_of(&self, made: u64) -> Option<(usize, u64)> {
         let mut ended = self.last.iter().enumerate();
         ended.find_map(|(position, last)| last.filter(|last| *last < made).map(|last| (position, last)))
     }
 
-    /// Whether some call differs, and which it is has not been found out yet.
+    /// Returns true if some call differs, and it is not known yet which one.
     pub(super) fn is_disputed(&self) -> bool {
         self.disputed.is_some()
     }
 
-    /// Whether all others, which like the member at `me` make no more calls, have made the same `made` collectives.
+    /// Compares the totals of all other members, which like the member at `me` make no more calls, with `made` collectives.
     pub(super) fn verdict(&self, me: usize, made: u64) -> Verdict {
         if self.is_disputed() {
             return Verdict::Disputed;
@@ -119,15 +120,14 @@ impl DesyncDetector {
         if open.is_empty() { Verdict::Same } else { Verdict::Open(open) }
     }
 
-    /// Compares the members' heads with this rank's log, as far as it has come. A head that the log no longer remembers is
-    /// dropped.
+    /// Compares the members' heads with this rank's log, as far as the log reaches. Drops a head that the log no longer contains.
     pub(super) fn compare(&mut self, log: &CallLog, now: Instant) -> Vec<Finding> {
         let mut found = Vec::new();
         let head = log.head();
         if head.sequence > self.told {
             let known = std::mem::replace(&mut self.told, head.sequence);
             found.push(Finding::NewHead(head));
-            // A member that has left has sent its calls, and says nothing about the new ones.
+            // A member that has left has sent its calls, and sends nothing about the new ones.
             for (position, (first, theirs)) in self.calls.iter().enumerate() {
                 let next = (known + 1).max(*first);
                 let theirs = theirs.get((next - first) as usize..).unwrap_or_default();
@@ -229,7 +229,7 @@ mod tests {
         mine.push(call(4));
         let found = compare(&mut detector, &mine);
         assert_eq!(found[1], Finding::Disputed(1, vec![call(1), call(2), call(4)]));
-        // Once is enough, and somebody has to find it.
+        // Once is enough, and one of the ranks has to find it.
         assert_eq!(compare(&mut detector, &mine), []);
         assert_eq!(detector.compare(&mine, Instant::now() + 2 * ANSWERS), [Finding::Unresolved(1, 3)]);
     }
@@ -244,13 +244,13 @@ mod tests {
         let (first, calls) = its.uncompared(&theirs, 1);
         assert_eq!((first, calls.len(), calls[0]), (151, 50, call(151)));
         let mut detector = DesyncDetector::new(2);
-        // In two parts, behind older ones.
+        // The calls come in two parts, after older ones.
         detector.calls(1, 20, &[call(20), call(21)]);
         detector.calls(1, 151, &calls[..30]);
         detector.calls(1, 181, &calls[30..]);
         detector.last_head(1, theirs.head());
         assert_eq!(detector.calls[1], (151, calls));
-        // This rank is behind, calls the same, and then something else, long before it has come as far.
+        // This rank is behind, makes the same calls, and then another call, long before it has reached the head.
         let mut mine = log_of(1..=182);
         assert_eq!(compare(&mut detector, &mine), [Finding::NewHead(mine.head())]);
         mine.push(call(1));
@@ -273,7 +273,7 @@ mod tests {
         };
         assert_eq!(first_of([9_000, 9_990]), 9_001);
         assert_eq!(first_of([10_000, 10_000]), 10_001);
-        // No more than it remembers.
+        // These are not more than it remembers.
         assert_eq!(first_of([5, 10_000]), 10_001 - REMEMBERED);
         let none = DesyncDetector::new(1).uncompared(&CallLog::default(), 0);
         assert!(none.1.is_empty(), "{none:?}");
@@ -293,7 +293,7 @@ mod tests {
     fn the_last_head_counts_whatever_comes_after_it() {
         let (mine, before) = (log_of([1, 2, 3]), log_of([1, 2]).head());
         let mut detector = DesyncDetector::new(2);
-        // Both in one batch, the newer first.
+        // Both arrive in one batch, the newer first.
         detector.last_head(1, mine.head());
         detector.head(1, before);
         compare(&mut detector, &mine);
@@ -317,18 +317,18 @@ mod tests {
             (detector.verdict(1, 3), detector.short_of(3), detector.is_disputed())
         };
         assert_eq!(verdict(Some(log_of([1, 2, 3]))), (Verdict::Same, None, false));
-        // It may call more yet.
+        // It may still make more calls.
         assert_eq!(verdict(None), (Verdict::Open(vec![2]), None, false));
         assert_eq!(verdict(Some(log_of([1, 2, 3, 4]))), (Verdict::More(2, 4), None, false));
         assert_eq!(verdict(Some(log_of([1, 2]))), (Verdict::Open(vec![2]), Some((2, 2)), false));
         assert_eq!(verdict(Some(log_of([1, 5, 3]))), (Verdict::Disputed, None, true));
-        // Which call differs is still to be found out, whatever the numbers are.
+        // The differing call is not known yet, whatever the numbers are.
         let mut both = DesyncDetector::new(3);
         both.head(1, log_of([1, 5, 3]).head());
         both.last_head(2, log_of([1, 2, 3, 4]).head());
         compare(&mut both, &mine);
         assert_eq!(both.verdict(0, 3), Verdict::Disputed);
-        // Nobody has called anything.
+        // No rank has made a call.
         let mut none = DesyncDetector::new(2);
         assert_eq!(none.verdict(0, 0), Verdict::Open(vec![1]));
         none.last_head(1, LogHead::default());

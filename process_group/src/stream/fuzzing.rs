@@ -1,9 +1,9 @@
-//! What watchdogs send each other, for the fuzz targets.
+//! The messages between watchdogs, for the fuzz targets.
 
 use super::control_message::ControlMessage;
 
-/// A stream of messages, up to the first that is malformed: what each is encoded to decodes to what encodes to the same. (A text
-/// that is not UTF-8 is read with replacements, which are longer, and may be cut when it is sent on.)
+/// Decodes a stream of messages, up to the first that is malformed: the encoding of each decodes to a message with the same
+/// encoding. (A text that is not UTF-8 is read with replacements, which are longer, and may be cut when it is sent on.)
 pub(crate) fn messages(mut bytes: &[u8]) {
     while let Ok(Some((message, length))) = ControlMessage::decode(bytes) {
         let again = message.encode();

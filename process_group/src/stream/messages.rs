@@ -1,14 +1,14 @@
-//! How many messages a rank exchanges with each other one, and of how many bytes.
+//! The number and the sizes of the messages between each two ranks.
 //!
-//! Nothing on a GPU says that a message will never come. So a rank that leaves tells each of the others what the two have
-//! exchanged.
+//! Nothing on a GPU shows that a message will never come. So a rank that leaves tells each of the other ranks which messages the
+//! two have exchanged.
 
 use std::fmt;
 
 use crate::types::operation::{CallFingerprint, Operation};
 use crate::types::rank::Rank;
 
-/// The one rank that a point-to-point call waits for.
+/// Returns the one rank that a point-to-point call waits for.
 pub(super) fn peer(fingerprint: &CallFingerprint) -> Option<Rank> {
     match fingerprint.operation {
         Operation::Send { to } => Some(to),
@@ -17,8 +17,8 @@ pub(super) fn peer(fingerprint: &CallFingerprint) -> Option<Rank> {
     }
 }
 
-/// The members that messages go to and come from, by position. In groups of more than 64 several members share a bit, so
-/// a set that holds one of them seems to hold all.
+/// The members that messages go to and come from, by position. In groups of more than 64, several members share a bit, so a set
+/// that contains one of them seems to contain all.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct PeerSet {
     to: u64,
@@ -26,7 +26,7 @@ pub(super) struct PeerSet {
 }
 
 impl PeerSet {
-    /// The peer of a point-to-point call; nobody for a collective.
+    /// Returns the peer of a point-to-point call; the empty set for a collective.
     pub(super) fn of(fingerprint: &CallFingerprint) -> Self {
         let bit = |peer: Rank| 1 << (peer.index() % 64);
         match fingerprint.operation {
@@ -36,24 +36,25 @@ impl PeerSet {
         }
     }
 
-    /// Only those that messages come from.
+    /// Returns only the members that messages come from.
     pub(super) const fn receives(self) -> Self {
         Self { to: 0, ..self }
     }
 
-    /// The union of both.
+    /// Returns the union of both.
     pub(super) const fn union(self, other: Self) -> Self {
         Self { to: self.to | other.to, from: self.from | other.from }
     }
 
-    /// Whether messages may go to the member at this position (`to`), or come from it.
+    /// Returns true if messages may go to the member at this position (`to`), or come from it.
     const fn may_hold(self, position: usize, to: bool) -> bool {
         let bits = if to { self.to } else { self.from };
         bits & 1 << (position % 64) != 0
     }
 }
 
-/// Messages in one direction between two members. Messages without elements are not counted: nothing is sent for them.
+/// The number of messages in one direction between two members. Messages without elements are not counted: nothing is sent for
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct MessageCount {
     pub(super) messages: u64,
@@ -78,26 +79,26 @@ pub(super) struct Exchange {
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct MessageCounts {
-    /// As this rank has enqueued them.
+    /// The messages that this rank has enqueued.
     mine: Vec<Exchange>,
-    /// As members that exchange no more have counted theirs with this rank.
+    /// The messages with this rank, as counted by members that exchange no more.
     theirs: Vec<Option<Exchange>>,
 }
 
-/// A message that a member which has left did not send, did not receive, or has in another length. Its text continues
-/// "it has left the group".
+/// A message that a member which has left did not send, did not receive, or has in another length. Its text continues "it has left
+/// the group".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct UnmatchedMessage {
     /// Its position.
     pub(super) position: usize,
-    /// Whether that member is the sender and this rank the receiver, or the other way round.
+    /// True if that member is the sender and this rank the receiver; false for the other way round.
     pub(super) sends: bool,
     mine: MessageCount,
     theirs: MessageCount,
 }
 
 impl UnmatchedMessage {
-    /// Whether it may be among messages with these peers.
+    /// Returns true if it may be among messages with these peers.
     pub(super) const fn is_among(&self, peers: PeerSet) -> bool {
         peers.may_hold(self.position, !self.sends)
     }
@@ -137,18 +138,18 @@ impl MessageCounts {
         }
     }
 
-    /// Messages with the member at this position.
+    /// Returns the messages with the member at this position.
     pub(super) fn with(&self, position: usize) -> Exchange {
         self.mine[position]
     }
 
-    /// Takes the counts of a member that exchanges no more.
+    /// Stores the counts of a member that exchanges no more.
     pub(super) fn ended_with(&mut self, position: usize, exchange: Exchange) {
         self.theirs[position] = Some(exchange);
     }
 
-    /// Messages of this rank that have no counterpart, or one of another length, at a member that exchanges no more. Those
-    /// that this rank receives come first: they never arrive, while what it sends may have been buffered.
+    /// Returns messages of this rank that have no counterpart, or one of another length, at a member that exchanges no more. Those
+    /// that this rank receives come first: they never arrive, while those that it sends may have been buffered.
     pub(super) fn unmatched(&self) -> Vec<UnmatchedMessage> {
         let ended = self.mine.iter().zip(&self.theirs).enumerate();
         let ended = ended.filter_map(|(position, (mine, theirs))| Some((position, mine, (*theirs)?)));
@@ -158,7 +159,7 @@ impl MessageCounts {
                 UnmatchedMessage { position, sends: false, mine: mine.sent, theirs: theirs.received },
             ]
         });
-        // What this rank has done so far should be the beginning of what the other has.
+        // The messages of this rank so far should be the beginning of those of the other.
         let is_unmatched = |UnmatchedMessage { mine, theirs, .. }: &UnmatchedMessage| {
             mine.messages > theirs.messages
                 || mine.bytes > theirs.bytes
@@ -209,7 +210,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two of three ranks, each with its own list of messages by kind and length: what the other lacks is found, and
+        /// Two of three ranks, each with its own list of messages by kind and length: the missing counterparts are found, and
         /// nothing else.
         #[test]
         fn what_has_no_counterpart_is_found(
@@ -223,7 +224,7 @@ mod tests {
                         if *is_sent { Operation::Send { to: peer } } else { Operation::Recv { from: peer } };
                     messages.count(&call(operation, *count), *times);
                 }
-                // Not between the two.
+                // This message is not between the two.
                 messages.count(&call(Operation::Recv { from: Rank(2) }, 5), 1);
             }
             prop_assert_eq!(me.unmatched(), []);

@@ -1,9 +1,9 @@
-//! What every backend whose calls run on a GPU's stream needs: a watchdog, a log of calls that finds ranks whose calls
+//! The common part of every backend whose calls run on a GPU's stream: a watchdog, a log of calls that finds ranks whose calls
 //! differ, calls in flight and their times, workspace, and graphs.
 //!
-//! A call is enqueued on a stream and `Ok` means just that: the result is there for whatever comes after it in the stream.
-//! A [`Communicator`] enqueues calls; [`StreamGroup`] does everything else. Data flows one way: the caller's thread reports to
-//! the watchdog's through a channel, and hears from it only that the group has failed.
+//! A call is enqueued on a stream and `Ok` means just that: the result is available to later work in the stream. A [`Communicator`]
+//! enqueues calls; [`StreamGroup`] does everything else. Data flow in one direction: the caller's thread reports to the watchdog's
+//! through a channel, and only learns from it that the group has failed.
 
 #![allow(
     unsafe_code,
@@ -51,30 +51,30 @@ use watchdog::{Called, CallerEvent};
 pub(crate) use watchdog::{GroupMembers, Monitored, Pending, Status, Watchdog};
 use workspace::Workspace;
 
-/// The stream that the caller computes on.
+/// Index of the stream that the caller computes on.
 const COMPUTE: usize = 0;
-/// The stream of asynchronous calls.
+/// Index of the stream of asynchronous calls.
 const SIDE: usize = 1;
 
-/// The least time between two marks behind calls that follow one another on the compute stream: a mark is an event, which
-/// costs the GPU as much as a third of a short call.
+/// Minimum time between two marks after consecutive calls on the compute stream: a mark is an event, which costs the GPU as much as
+/// a third of a short call.
 const MARK_INTERVAL: Duration = Duration::from_micros(100);
-/// Most marks on the compute stream at a time. Calls beyond them are waited for with the next mark.
+/// Maximum number of marks on the compute stream at a time. Calls beyond them are waited for with the next mark.
 const MAX_MARKS: usize = 512;
-/// How long a call that the library refused waits for the watchdog to find out who is lost: the library may notice first.
+/// Time for which a call that the library rejected waits for the watchdog to identify the lost rank: the library may notice first.
 const FAILURE_GRACE: Duration = Duration::from_millis(300);
-/// How long a rank that cannot connect a group waits for those it has reached to hear why.
+/// Time for which a rank that cannot connect a group waits for those it has reached to receive the reason.
 const HEARD: Duration = Duration::from_millis(20);
 
-/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of our own.
+/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of this crate.
 pub(crate) trait Communicator: Send {
-    /// What kind of backend this is.
+    /// Returns the kind of the backend.
     fn kind(&self) -> BackendKind;
 
-    /// The paths of the group, and which of them a call takes and why.
+    /// Returns the paths of the group, and which of them a call takes and why.
     fn paths(&self) -> PathTable;
 
-    /// Makes the next calls take `path`, or choose for themselves again.
+    /// Forces the next calls to take `path`, or ends that.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the path is not one of [`paths`](Self::paths).
@@ -86,10 +86,10 @@ pub(crate) trait Communicator: Send {
         false
     }
 
-    /// Bytes of workspace that a call needs beside its buffers.
+    /// Returns the bytes of workspace that a call needs in addition to its buffers.
     fn workspace_bytes(&self, call: &Call<'_>) -> usize;
 
-    /// Enqueues a call, and says which path it takes.
+    /// Enqueues a call, and returns its path.
     ///
     /// # Safety
     /// The buffers of the call are as [`View::on_device`](crate::View::on_device) demands; `workspace` has
@@ -97,28 +97,28 @@ pub(crate) trait Communicator: Send {
     /// not failed, and the caller is [inside](Status::is_inside).
     ///
     /// # Errors
-    /// Those of the library, or of the driver for kernels of our own. The group must be given up then.
+    /// Those of the library, or of the driver for kernels of this crate. The group must be given up then.
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
 
-    /// Begins calls that may be taken together.
+    /// Begins a group of calls, which may be combined.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
     fn group_start(&mut self) -> Result<()>;
 
-    /// Enqueues all calls since [`group_start`](Self::group_start), to be taken by the library by the deadline.
+    /// Enqueues all calls since [`group_start`](Self::group_start). The library must accept them by the deadline.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
     fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()>;
 }
 
-/// How a group on a GPU is measured.
+/// The settings for measurements of a group on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instruments {
-    /// What this rank's links carry in one direction, in 10⁹ bytes per second, where the hardware is rated.
+    /// Bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
     pub(crate) link_gbs: Option<f64>,
-    /// Whether calls in graphs are timed.
+    /// True if calls in graphs are timed.
     pub(crate) times_graphs: bool,
 }
 
@@ -127,19 +127,19 @@ pub(crate) struct StreamGroup<C: Communicator> {
     communicator: C,
     watchdog: Arc<Watchdog>,
     device: Device,
-    /// The compute stream, and the one of asynchronous calls.
+    /// The compute stream, and the stream of asynchronous calls.
     streams: [Stream; 2],
-    /// Their ends as they were when a caller began to wait for them.
+    /// Their ends at the time when a caller began to wait for them.
     ends: [Event; 2],
     workspaces: [Workspace; 2],
     marks: Marks,
-    /// While calls are captured.
+    /// Present while calls are captured.
     capture: Option<Capture>,
     instruments: Instruments,
-    /// Whether the newest call is on the side stream: the next one on the compute stream comes behind it, as a communicator
+    /// True if the newest call is on the side stream: the next one on the compute stream is ordered after it, as a communicator
     /// works on one stream at a time.
     is_on_side: bool,
-    /// Whether kernels of our own may not have ended, for which the library does not wait when it ends.
+    /// True if kernels of this crate may not have ended; the library does not wait for them at its end.
     has_own_kernels: bool,
 }
 
@@ -151,7 +151,7 @@ impl<C: Communicator> StreamGroup<C> {
         device: &Device,
         instruments: Instruments,
     ) -> Result<Self> {
-        // The others have made the communicator, and would see this rank leave as one who is done.
+        // The other ranks have made the communicator, and would see this rank leave like a rank that is done.
         let make = || {
             let streams = [device.stream().clone(), device.new_stream()?];
             let ends = [Event::new(&streams[COMPUTE], false)?, Event::new(&streams[SIDE], false)?];
@@ -173,7 +173,7 @@ impl<C: Communicator> StreamGroup<C> {
         })
     }
 
-    /// Enqueues a call, and has it watched.
+    /// Enqueues a call, and has the watchdog watch it.
     #[inline]
     fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
         if which == COMPUTE {
@@ -186,7 +186,7 @@ impl<C: Communicator> StreamGroup<C> {
         let Call { fingerprint, sequence, deadline, .. } = *call;
         let captured = stream.is_capturing()?;
         let bytes = communicator.workspace_bytes(call);
-        // First: a call that is refused here reserves nothing.
+        // This comes first: a call that is rejected here reserves nothing.
         let _until_enqueued = order(call, &self.streams[COMPUTE], stream)?;
         let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
         let at = Instant::now();
@@ -215,7 +215,7 @@ impl<C: Communicator> StreamGroup<C> {
         Ok(Completion { path, enqueued: true, captured, waited: Duration::ZERO })
     }
 
-    /// Enqueues calls together.
+    /// Enqueues calls as a group.
     fn launch_group(
         &mut self,
         calls: &mut [Call<'_>],
@@ -248,7 +248,7 @@ impl<C: Communicator> StreamGroup<C> {
             }
         }
         watchdog.report(CallerEvent::GroupEnded { deadline, is_captured: captured });
-        // What has been started is ended, whatever became of it.
+        // The group is ended in any case, whatever the result of its calls.
         let ended = communicator.group_end(stream, deadline);
         outcome.and(ended).map_err(|error| refused(watchdog, error))?;
         match self.capture.as_mut().filter(|_| captured) {
@@ -263,7 +263,7 @@ impl<C: Communicator> StreamGroup<C> {
         Ok(paths)
     }
 
-    /// Lets the next call on the compute stream come behind the newest one, wherever that is.
+    /// Orders the next call on the compute stream after the newest one, on whichever stream that is.
     #[inline]
     fn return_from_side(&mut self) -> Result<()> {
         if self.is_on_side {
@@ -272,8 +272,8 @@ impl<C: Communicator> StreamGroup<C> {
         Ok(())
     }
 
-    /// Lets what comes next on the compute stream come after all that is on the other, and returns whether it does so for good:
-    /// within a capture it does for the graph only, and not for what a stream outside it does.
+    /// Orders later work on the compute stream after all work on the other, and returns true if this is permanent: within a capture
+    /// it applies to the graph only, and not to work on a stream outside it.
     fn join_side(&self) -> Result<bool> {
         let [compute, side] = &self.streams;
         let is_captured = compute.is_capturing()?;
@@ -288,19 +288,19 @@ impl<C: Communicator> StreamGroup<C> {
     }
 }
 
-/// The events behind calls: few, as each costs the GPU time.
+/// The events after calls: few, as each costs GPU time.
 #[derive(Default)]
 struct Marks {
     timer: Arc<CallTimer>,
     throttle: Throttle,
-    /// When the compute stream got its newest mark.
+    /// Time of the newest mark on the compute stream.
     newest: Option<Instant>,
-    /// How many events have been made for marks of the compute stream.
+    /// Number of events that have been made for marks of the compute stream.
     made: usize,
 }
 
 impl Marks {
-    /// Records the start of a call, if it is one to time.
+    /// Records the start of a call, if it is to be timed.
     fn begin(
         &mut self,
         call: CallFingerprint,
@@ -311,7 +311,7 @@ impl Marks {
         Ok(self.timer.begin(&mut self.throttle, call, which, stream, at)?)
     }
 
-    /// Places a mark behind a call, unless one stands close before it on the compute stream.
+    /// Places a mark after a call, unless there is a recent one on the compute stream.
     fn end(
         &mut self,
         watchdog: &Watchdog,
@@ -329,14 +329,14 @@ impl Marks {
             return Ok(());
         }
         let is_recent = |newest: Instant| at.saturating_duration_since(newest) < MARK_INTERVAL;
-        // On the side stream nothing else would come to mark the last call.
+        // On the side stream no later call would mark the last one.
         if which == COMPUTE && self.newest.is_some_and(is_recent) {
             return Ok(());
         }
         self.place(watchdog, which, stream, at).map(drop)
     }
 
-    /// Places a mark behind all calls so far, unless there are too many. Its event is reached with them.
+    /// Places a mark after all calls so far, unless there are too many. Its event is reached with them.
     fn place(
         &mut self,
         watchdog: &Watchdog,
@@ -352,7 +352,7 @@ impl Marks {
         }
         let event = match watchdog.free_mark() {
             Some(event) if Arc::strong_count(&event) == 1 => event,
-            // The timer still reads it: another takes its place.
+            // The timer still reads it: another event replaces it.
             Some(_) => Arc::new(Event::new(stream, false)?),
             None if self.made >= MAX_MARKS => return Ok(None),
             None => {
@@ -367,7 +367,7 @@ impl Marks {
     }
 }
 
-/// What a call that the library refused fails with.
+/// Returns the error of a call that the library rejected.
 fn refused(watchdog: &Watchdog, error: Error) -> Error {
     if error.is_recoverable() {
         return error;
@@ -417,7 +417,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
     fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
         let [compute, side] = self.streams.clone();
         self.device.bind()?;
-        // Behind what computes the input, and beside what comes after it.
+        // Ordered after the computation of the input, and in parallel with later work.
         let ready = Event::new(&compute, false)?;
         ready.record(&compute)?;
         side.wait_event(&ready)?;
@@ -482,7 +482,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 
     fn synchronize(&mut self, deadline: Instant) -> Result<()> {
         let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
-        // Other threads may enqueue more meanwhile: that is not waited for.
+        // Other threads may enqueue more in the meantime: that is not waited for.
         compute.record(&self.streams[COMPUTE])?;
         side.record(&self.streams[SIDE])?;
         let group = &watchdog.status().members.group;
@@ -508,7 +508,8 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 
 impl<C: Communicator> Drop for StreamGroup<C> {
     fn drop(&mut self) {
-        // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
+        // This comes before memory is freed, which waits for the GPU: a call whose peers never arrived ends only with the
+        // communicator.
         let Self { streams, has_own_kernels, watchdog, .. } = self;
         watchdog.close_when(|| {
             for stream in streams.iter().filter(|_| *has_own_kernels) {
@@ -521,7 +522,7 @@ impl<C: Communicator> Drop for StreamGroup<C> {
     }
 }
 
-/// An asynchronous call that is on its way.
+/// An asynchronous call in progress.
 struct SideCall {
     watchdog: Arc<Watchdog>,
     done: Event,
@@ -548,7 +549,8 @@ impl StreamWork for SideCall {
     }
 }
 
-/// Starts to watch a group: its members, connected by these channels (none for this rank itself), and what moves its data.
+/// Starts to watch a group: its members, which these channels connect (none for this rank itself), and the library that moves its
+/// data.
 pub(crate) fn watch(
     status: &Arc<Status>,
     channels: Vec<Option<Channel>>,
@@ -558,8 +560,8 @@ pub(crate) fn watch(
     Watchdog::spawn(Arc::clone(status), ControlMesh::new(channels), monitored, device.stream().clone())
 }
 
-/// Has a call come behind what else uses its slices of cudarc, on the stream `on`. What is enqueued there until the result is
-/// dropped uses them.
+/// Orders a call after other uses of its slices of cudarc, on the stream `on`. Work enqueued there until the result is dropped uses
+/// them.
 fn order<'s, 'a: 's>(
     call: &mut Call<'a>,
     compute: &Stream,
@@ -569,7 +571,7 @@ fn order<'s, 'a: 's>(
     if slices.iter().all(Option::is_none) {
         return Ok([None, None]);
     }
-    // A slice that is refused has left nothing behind: the group goes on.
+    // A rejected slice has no effects: the group stays usable.
     slices.into_iter().flatten().try_for_each(|slice| tracked::check(slice, compute)).map_err(
         |e| match e {
             DeviceError::Invalid(reason) => Error::Invalid(reason),
@@ -584,7 +586,7 @@ fn order<'s, 'a: 's>(
     Ok(ordered)
 }
 
-/// Does the one call of a group of one that has something to do: copies its input to its output, on the compute stream.
+/// Executes the only call of a group of one that has work: copies its input to its output, on the compute stream.
 pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
     let stream = device.stream();
     let _until_enqueued = order(call, stream, stream)?;
@@ -596,8 +598,8 @@ pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Tells the members that were reached why this rank gives up a group that it could not connect: they would see a lost rank
-/// otherwise, once they listen.
+/// Tells the members that were reached why this rank gives up a group that it could not connect: otherwise they would see a lost
+/// rank, once they listen.
 pub(crate) fn decline(channels: Vec<Option<Channel>>, why: &Error) {
     let mut mesh = ControlMesh::new(channels);
     mesh.broadcast(&ControlMessage::Aborted(why.to_string()));
@@ -622,7 +624,7 @@ mod tests {
         let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
         let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
         let mut mesh = ControlMesh::new(vec![None, theirs]);
-        // Already said when the other gives up, and not read.
+        // It was already sent when the other rank gives up, and not read.
         mesh.broadcast(&ControlMessage::Hello);
         decline(vec![mine, None, None], &error);
         let heard = mesh.listen(LATE);

@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 use super::messages::PeerSet;
 use crate::types::operation::CallFingerprint;
 
-/// How long the newest calls of a stream may stay without a mark: their caller may not come again.
+/// Time for which the newest calls of a stream may stay without a mark: their caller may not make another call.
 const UNMARKED: Duration = Duration::from_millis(10);
 
-/// A call that is waited for, or several in front of one mark.
+/// A call that is waited for, or several before one mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PendingCall {
-    /// The newest of them; none when they are of different kinds.
+    /// The newest of them; none if they are of different kinds.
     pub(super) call: Option<CallFingerprint>,
-    /// The newest's number.
+    /// The number of the newest.
     pub(super) sequence: u64,
-    /// Collectives of the group up to here, to compare with the other members' progress.
+    /// Number of the group's collectives up to here, for comparison with the other members' progress.
     pub(super) collectives: u64,
     /// The peers of messages among them.
     pub(super) peers: PeerSet,
-    /// When the oldest was enqueued.
+    /// Time at which the oldest was enqueued.
     pub(super) enqueued: Instant,
-    /// When the oldest must be done.
+    /// Time by which the oldest must be done.
     pub(super) deadline: Instant,
 }
 
 impl PendingCall {
-    /// This call and a newer one, as one to wait for.
+    /// Merges this call with a newer one that is waited for together with it.
     pub(super) fn merge(self, newer: Self) -> Self {
         let call = match (self.call, newer.call) {
             // A message waits for one rank, a collective for all.
@@ -49,19 +49,19 @@ impl PendingCall {
 #[derive(Default, Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct PendingCalls {
-    /// Oldest first, each with a mark behind it.
+    /// The calls with a mark after each, oldest first.
     marked: VecDeque<PendingCall>,
     unmarked: Option<Unmarked>,
-    /// Calls so far.
+    /// Number of calls so far.
     calls: u64,
-    /// A late mark has been asked for.
+    /// True if a late mark has been requested.
     placing: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Unmarked {
     pending: PendingCall,
-    /// When the newest was enqueued.
+    /// Time at which the newest was enqueued.
     newest: Instant,
 }
 
@@ -72,14 +72,14 @@ impl PendingCalls {
         self.unmarked = Some(Unmarked { pending, newest: call.enqueued });
     }
 
-    /// A mark stands behind all calls so far. `false` if all of them had one.
+    /// Notes a mark after all calls so far. Returns `false` if all of them had one.
     pub(super) fn mark(&mut self) -> bool {
         let Some(Unmarked { pending, .. }) = self.unmarked.take() else { return false };
         self.marked.push_back(pending);
         true
     }
 
-    /// Asks, once, for a mark behind the newest calls when they have gone without one for a while: the number of calls so
+    /// Requests, once, a mark after the newest calls when they have been without one for some time. Returns the number of calls so
     /// far.
     pub(super) fn wants_mark(&mut self, now: Instant) -> Option<u64> {
         let is_quiet = |unmarked: &Unmarked| now.saturating_duration_since(unmarked.newest) >= UNMARKED;
@@ -90,43 +90,43 @@ impl PendingCalls {
         Some(self.calls)
     }
 
-    /// The mark that was asked for behind `calls` calls stands, since about now. `false` if a newer call has come.
+    /// Notes that the requested mark after `calls` calls was placed at about `now`. Returns `false` if a newer call has come.
     pub(super) fn mark_late(&mut self, calls: u64, now: Instant) -> bool {
         self.placing = false;
         if calls != self.calls {
             return false;
         }
         let Some(Unmarked { mut pending, .. }) = self.unmarked.take() else { return false };
-        // What stands in front of the mark by now may be anything: the calls may be done, and messages that nobody receives
-        // may be buffered. It has as much time as the calls had.
+        // The work before the mark may by now be anything: the calls may be done, and messages that no rank receives may be
+        // buffered. It has as much time as the calls had.
         pending.peers = pending.peers.receives();
         pending.deadline = now + pending.deadline.saturating_duration_since(pending.enqueued);
         self.marked.push_back(pending);
         true
     }
 
-    /// The mark that was asked for could not be placed.
+    /// Notes that the requested mark could not be placed.
     pub(super) fn mark_failed(&mut self) {
         self.placing = false;
     }
 
-    /// The oldest `marks` marks have been reached.
+    /// Notes that the oldest `marks` marks have been reached.
     pub(super) fn complete(&mut self, marks: usize) {
         self.marked.drain(..marks.min(self.marked.len()));
     }
 
-    /// The stream is idle.
+    /// Notes that the stream is idle.
     pub(super) fn clear(&mut self) {
         self.marked.clear();
         self.unmarked = None;
     }
 
-    /// The newest calls that are not known to be done.
+    /// Returns the newest calls that are not known to be done.
     pub(super) fn newest(&self) -> Option<PendingCall> {
         self.unmarked.map(|unmarked| unmarked.pending).or_else(|| self.marked.back().copied())
     }
 
-    /// The oldest calls that are not known to be done.
+    /// Returns the oldest calls that are not known to be done.
     pub(super) fn oldest(&self) -> Option<PendingCall> {
         // Nothing is known of calls without a mark: messages that this rank sends may be buffered.
         let unmarked = || {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of (call, mark behind it) that forgets nothing.
+        /// Compares with a list of (call, following mark) that forgets nothing.
         #[test]
         fn exactly_the_calls_behind_the_last_reached_mark_are_pending(
             steps in proptest::collection::vec((0..4u8, 1..3usize), 0..60),

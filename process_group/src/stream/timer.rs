@@ -1,4 +1,4 @@
-//! How long calls take on the GPU, measured by events around some of them and read later, without waiting.
+//! Measures the time of calls on the GPU by events around some of them, which are read later, without waiting.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -11,12 +11,12 @@ use crate::paths::Path;
 use crate::types::operation::CallFingerprint;
 use crate::types::sync::lock;
 
-/// The least time between two calls of a kind that are timed: the two events around one cost the GPU 6 microseconds, as much
-/// as a short call, and the host more than two.
+/// Minimum time between two timed calls of a kind: the two events around one cost the GPU 6 microseconds, as much as a short call,
+/// and the host more than two.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// Most timed calls of a stream that are not read yet.
+/// Maximum number of timed calls of a stream that have not been read.
 const MAX_PENDING: usize = 256;
-/// Most times kept for whoever asks.
+/// Maximum number of times kept for a reader.
 const MAX_TIMES: usize = 16 * MAX_PENDING;
 
 /// Times the calls of one group.
@@ -27,12 +27,12 @@ pub(super) struct CallTimer {
 
 #[derive(Default)]
 struct State {
-    /// By stream, oldest first.
+    /// Pending timings of each stream, oldest first.
     pending: [VecDeque<Timing>; 2],
-    /// The last launch of each graph, and the event behind it.
+    /// The last launch of each graph, and the event after it.
     launches: Vec<(Arc<StreamCapture>, Arc<Event>)>,
     times: Vec<TimedCall>,
-    /// Pairs of events to use again.
+    /// Pairs of events for reuse.
     free: Vec<(Event, Arc<Event>)>,
 }
 
@@ -43,32 +43,32 @@ struct Timing {
     end: Arc<Event>,
 }
 
-/// Which calls of the caller's thread are timed.
+/// Selects the calls of the caller's thread that are timed.
 #[derive(Default)]
 pub(super) struct Throttle {
     kinds: Vec<Kind>,
-    /// Where the last call's kind is.
+    /// Position of the last call's kind.
     recent: usize,
 }
 
 /// Calls of one kind.
 struct Kind {
     call: CallFingerprint,
-    /// When one was timed last.
+    /// Time of the last timed call.
     last: Instant,
-    /// How many were.
+    /// Number of timed calls.
     timed: u32,
-    /// How many more are let pass before the next.
+    /// Number of calls to skip before the next.
     pass: u32,
 }
 
 impl Throttle {
-    /// Kinds that it remembers: prompts of many lengths make many.
+    /// Number of remembered kinds: prompts of many lengths create many.
     const ROOM: usize = 32;
-    /// Most calls that it skips. The number changes each time, so that not only the first call of each step is timed.
+    /// Maximum number of skipped calls. The number changes each time, so that not only the first call of each step is timed.
     const PASS: u32 = 8;
 
-    /// Whether to time this call.
+    /// Returns true if this call is to be timed.
     fn takes(&mut self, call: CallFingerprint, now: Instant) -> bool {
         if self.kinds.get(self.recent).is_none_or(|kind| kind.call != call) {
             let known = self.kinds.iter().position(|kind| kind.call == call);
@@ -101,14 +101,14 @@ impl Throttle {
     }
 }
 
-/// A call that is being timed.
+/// A call in the process of being timed.
 pub(super) struct Started {
     start: Event,
     end: Arc<Event>,
 }
 
 impl CallTimer {
-    /// Records the start of a call, if it is one to time. Locks nothing otherwise.
+    /// Records the start of a call, if it is to be timed. Takes no lock otherwise.
     pub(super) fn begin(
         &self,
         throttle: &mut Throttle,
@@ -135,7 +135,7 @@ impl CallTimer {
         Ok(Some(Started { start, end }))
     }
 
-    /// Records the end of a call. Returns the event, behind which the stream has done all before it.
+    /// Records the end of a call. Returns the event, which follows all earlier work of the stream.
     pub(super) fn end(
         &self,
         started: Started,
@@ -150,7 +150,7 @@ impl CallTimer {
         Ok(mark)
     }
 
-    /// A graph is about to be launched, which records its events anew: reads those of its last launch, if that is done.
+    /// Called before the launch of a graph, which records its events again: reads those of its last launch, if that is done.
     pub(super) fn launching(&self, captured: &Arc<StreamCapture>) -> Result<(), DeviceError> {
         if captured.timed.is_empty() {
             return Ok(());
@@ -161,7 +161,7 @@ impl CallTimer {
         Ok(())
     }
 
-    /// The graph has been launched, with this event behind it.
+    /// Called after the launch of the graph, with this event after it.
     pub(super) fn launched(&self, captured: &Arc<StreamCapture>, end: &Arc<Event>) {
         if !captured.timed.is_empty() {
             lock(&self.state).launches.push((Arc::clone(captured), Arc::clone(end)));
@@ -182,7 +182,7 @@ impl State {
                 };
                 let took = end.since(&start)?;
                 self.keep(TimedCall { call, path, time: CallTime::Took(took) });
-                // Used again only once nobody looks at it any more.
+                // It is reused only if nothing else refers to it any more.
                 if Arc::get_mut(&mut end).is_some() {
                     self.free.push((start, end));
                 }
@@ -197,7 +197,7 @@ impl State {
             for CapturedTiming { call, path, events, stands_for } in &captured.timed {
                 let is_usual =
                     |other: &&CapturedTiming| other.call == *call && other.stands_for == StandsFor::Kind;
-                // Whoever launches the graph past the group records them unseen.
+                // If a program launches the graph without the group, they are recorded unnoticed.
                 let Ok(took) = events.took() else { continue };
                 let time = match stands_for {
                     StandsFor::Nothing => continue,
@@ -225,7 +225,7 @@ impl Timings for CallTimer {
     fn take(&self) -> Vec<TimedCall> {
         let mut state = lock(&self.state);
         if let Err(error) = state.read() {
-            // The next call on the GPU reports it; what was read before counts.
+            // The next call on the GPU reports it; the times read before it count.
             tracing::debug!(%error, "the GPU's times cannot be read");
         }
         std::mem::take(&mut state.times)
@@ -262,7 +262,7 @@ mod tests {
         let (mut throttle, now) = (Throttle::default(), Instant::now());
         let timed = (0..1000).filter(|_| throttle.takes(call(1), now)).count();
         assert_eq!(timed, 1);
-        // Many kinds are forgotten, but not to time each call of them.
+        // Many kinds are forgotten, but not every call of them is timed.
         let timed = (2..200).filter(|count| throttle.takes(call(*count), now)).count();
         assert_eq!(timed + 1, Throttle::ROOM);
         assert!(throttle.takes(call(200), now + INTERVAL) && throttle.kinds.len() == 1);

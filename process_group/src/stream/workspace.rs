@@ -1,34 +1,34 @@
-//! Memory on a GPU that calls need beside their buffers.
+//! GPU memory that calls need in addition to their buffers.
 
 use crate::device::{Address, Device, DeviceBuffer, Stream};
 use crate::error::{Error, Result};
 use crate::types::dtype::DType;
 
-/// Every part begins at a multiple of this many bytes.
+/// Alignment of every part, in bytes.
 const ALIGN: usize = 256;
 
-/// The workspace of one stream: a call may overwrite what the call before it used, as it comes after it in the stream.
+/// The workspace of one stream: a call may overwrite the data of the previous call, as it is ordered after it in the stream.
 ///
-/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, and after what
-/// was there when it was captured, but not after later calls on another stream. Those take another block.
+/// A graph is launched on the compute stream, wherever its calls were captured: it is ordered after other graphs, and after the
+/// work that was there at its capture, but not after later calls on another stream. Those use another block.
 #[derive(Default)]
 pub(super) struct Workspace {
     block: Option<DeviceBuffer>,
-    /// What only graphs use.
+    /// The block that only graphs use.
     of_graphs: Option<DeviceBuffer>,
-    /// Bytes of a block that the group of calls at hand uses, and bytes that it has asked for in all.
+    /// Bytes of a block that the current group of calls uses, and the total that it has requested.
     used: usize,
     taken: usize,
-    /// A graph has addresses in `block`, so that it must stay.
+    /// True if a graph contains addresses in `block`, so that it must stay.
     is_captured: bool,
-    /// What calls may still use. Freeing waits for the GPU, and so is done when it is idle.
+    /// Blocks that calls may still use. Freeing waits for the GPU, and is therefore done when it is idle.
     outgrown: Vec<DeviceBuffer>,
-    /// What graphs use, for as long as the group lives.
+    /// Blocks that graphs use, kept until the end of the group.
     kept: Vec<DeviceBuffer>,
 }
 
 impl Workspace {
-    /// Memory for one call, or for one of a group of calls; address 0 for no bytes.
+    /// Reserves memory for one call, or for one of a group of calls; address 0 for no bytes.
     pub(super) fn reserve(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
         if bytes == 0 {
             return Ok(0);
@@ -48,7 +48,7 @@ impl Workspace {
                 )));
             }
         } else {
-            // Not within a group of calls: what the library does for the first of them is enqueued with the last.
+            // Not within a group of calls: the library enqueues its work for the first of them with the last.
             if self.taken == 0 && !self.outgrown.is_empty() && stream.is_idle()? {
                 self.outgrown.clear();
             }
@@ -64,18 +64,18 @@ impl Workspace {
         Ok(address)
     }
 
-    /// The calls that reserved it are enqueued; the next ones come after them.
+    /// Called when the calls that reserved it are enqueued: the next calls are ordered after them.
     pub(super) fn reuse(&mut self, device: &Device, stream: &Stream) -> Result<()> {
         let taken = std::mem::take(&mut self.taken);
         self.used = 0;
-        // What did not fit one block does so the next time, which may be in a capture.
+        // Requests that did not fit one block fit the next time, which may be in a capture.
         if taken > size(self.block.as_ref()) && !stream.is_capturing()? {
             self.grow(device, taken)?;
         }
         Ok(())
     }
 
-    /// A block of at least so many bytes that nothing uses.
+    /// Creates a block of at least this number of bytes that nothing uses.
     fn grow(&mut self, device: &Device, bytes: usize) -> Result<()> {
         let bytes = bytes.max(size(self.block.as_ref())).next_power_of_two();
         let before = self.block.replace(DeviceBuffer::new(device, DType::U8, bytes)?);

@@ -1,4 +1,4 @@
-//! Scratch memory that any element type may lie in.
+//! Scratch memory for any element type.
 
 /// Bytes aligned for every element type, grown and never shrunk.
 #[derive(Default)]
@@ -7,7 +7,7 @@ pub(crate) struct AlignedBytes {
 }
 
 impl AlignedBytes {
-    /// The first `length` bytes; their content is whatever was there.
+    /// Returns the first `length` bytes; their content is unspecified.
     pub(crate) fn first(&mut self, length: usize) -> &mut [u8] {
         let words = length.div_ceil(size_of::<u64>());
         if self.words.len() < words {

@@ -13,7 +13,7 @@ pub enum BackendKind {
     Nccl,
     /// Ranks as threads of one process.
     Loopback,
-    /// Our own collectives for CPUs, through shared memory and sockets.
+    /// The CPU collectives of this crate, through shared memory and sockets.
     Tcp,
 }
 
@@ -21,7 +21,7 @@ impl BackendKind {
     /// All kinds; `auto` takes the first that every rank can use.
     pub const BY_PREFERENCE: [Self; 3] = [Self::Nccl, Self::Loopback, Self::Tcp];
 
-    /// The kinds that a choice allows, the preferred one first.
+    /// Returns the kinds that a choice allows, the preferred one first.
     pub fn allowed_by(choice: BackendChoice) -> &'static [Self] {
         match choice {
             BackendChoice::Auto => &Self::BY_PREFERENCE,
@@ -31,7 +31,7 @@ impl BackendKind {
         }
     }
 
-    /// The name used in configuration.
+    /// Returns the name used in configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nccl => "nccl",

@@ -1,9 +1,9 @@
-//! *Pure*: whom a call blames at its deadline.
+//! *Pure*: the rank that a call blames at its deadline.
 
 use crate::types::rank::Rank;
 
-/// The unresponsive rank that explains a timeout, if there is one: the first silent rank that is missing, or any silent rank when
-/// nobody is missing. A silent rank that has done its part does not explain why another one is missing.
+/// Returns the unresponsive rank that explains a timeout, if there is one: the first silent rank that is missing, or any silent
+/// rank if no rank is missing. A silent rank that has done its part does not explain why another one is missing.
 pub(crate) fn unresponsive(silent: impl IntoIterator<Item = Rank>, missing: &[Rank]) -> Option<Rank> {
     silent.into_iter().find(|rank| missing.is_empty() || missing.contains(rank))
 }

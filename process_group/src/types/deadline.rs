@@ -1,11 +1,11 @@
-//! When to give up.
+//! The time at which an operation is given up.
 
 use std::time::{Duration, Instant};
 
-/// As long as the longest timeout of the configuration: adding it to the present time is always possible.
+/// The maximum timeout of the configuration: adding it to the present time is always possible.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The end of `timeout`, which a caller may have given as [`Duration::MAX`] to wait for good.
+/// Returns the end of `timeout`, which a caller may have set to [`Duration::MAX`] to wait forever.
 pub(crate) fn after(start: Instant, timeout: Duration) -> Instant {
     start + timeout.min(LONGEST)
 }

@@ -1,10 +1,10 @@
-//! Element types. One table names them; everything that differs by type is expanded from it.
+//! Element types. One table names them; all code that differs by type is expanded from it.
 
 use serde::{Deserialize, Serialize};
 
-/// Calls `$then! { Variant, type, "name", accumulator; … }` with every element type there is.
+/// Calls `$then! { Variant, type, "name", accumulator; … }` with every element type.
 ///
-/// The accumulator is the type that a reduction computes in: `f32` for the 16-bit floats, else the type itself.
+/// The accumulator is the type of a reduction's computation: `f32` for the 16-bit floats, else the type itself.
 macro_rules! for_each_dtype {
     ($then:ident) => {
         $then! {
@@ -28,7 +28,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type whose slices can be sent and reduced. Sealed: the wire format and the kernels know exactly these.
+/// A type whose slices can be sent and reduced. Sealed: the wire format and the kernels support exactly these.
 pub trait Element:
     sealed::Sealed + bytemuck::Pod + PartialEq + Send + Sync + std::fmt::Debug + 'static
 {
@@ -49,17 +49,17 @@ macro_rules! define {
             /// Every element type, in wire order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The name used in configuration, tables and JSON.
+            /// Returns the name used in configuration, tables and JSON.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Bytes of one element.
+            /// Returns the number of bytes of one element.
             pub const fn size(self) -> usize {
                 match self { $(Self::$variant => size_of::<$type>(),)* }
             }
 
-            /// The required alignment of a buffer in bytes.
+            /// Returns the required alignment of a buffer in bytes.
             pub const fn align(self) -> usize {
                 match self { $(Self::$variant => align_of::<$type>(),)* }
             }
@@ -74,17 +74,17 @@ macro_rules! define {
 for_each_dtype!(define);
 
 impl DType {
-    /// The type with this wire number, if there is one.
+    /// Returns the type with this wire number, if there is one.
     pub fn from_wire(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// Whether a sum of this type rounds.
+    /// Returns true if a sum of this type rounds.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::BF16)
     }
 
-    /// Whether reductions widen to `f32` in between.
+    /// Returns true if reductions widen to `f32` in between.
     pub const fn is_half(self) -> bool {
         matches!(self, Self::F16 | Self::BF16)
     }
@@ -96,7 +96,7 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A name that no element type has.
+/// Error: no element type has this name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown element type `{name}`; expected one of {}", names())]
 pub struct UnknownDType {

@@ -1,10 +1,10 @@
-//! What a rank remembers of its newest collectives.
+//! The newest collectives of a rank.
 
-/// Calls remembered. A rank gets ahead of its peers only as far as what it sent fits the links' buffers, or what it enqueued fits the
-/// GPU's queue.
+/// Number of remembered calls. A rank gets ahead of its peers only as far as its messages fit the links' buffers, or its enqueued
+/// work fits the GPU's queue.
 pub(crate) const REMEMBERED: u64 = 4096;
 
-/// Something of each of the newest calls, by the call's number.
+/// A value for each of the newest calls, by the call's number.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct History<T> {
@@ -21,7 +21,7 @@ impl<T: Copy> History<T> {
     pub(crate) fn push(&mut self, sequence: u64, what: T) {
         let slot = (sequence % REMEMBERED) as usize;
         if slot >= self.calls.len() {
-            // Numbers begin at 1 and follow each other; what fills a gap has number 0, which no call has.
+            // Numbers begin at 1 and are consecutive; entries that fill a gap have number 0, which no call has.
             self.calls.resize(slot + 1, (0, what));
         }
         self.calls[slot] = (sequence, what);

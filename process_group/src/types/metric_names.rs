@@ -1,17 +1,17 @@
-//! The metrics of this crate, in one table: what is exported, what is described and what the book lists are held against it.
+//! The metrics of this crate, in one table, which is compared with the exported ones, the described ones and the list of the book.
 //!
-//! They go to whatever recorder of the crate `metrics` the process has installed; without one they cost nothing.
+//! They go to the recorder of the crate `metrics` that the process has installed; without one they cost nothing.
 
 use std::fmt;
 
-/// What kind of number a metric is.
+/// The kind of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A number that only grows, from 0 when the process starts.
+    /// A number that only grows, from 0 at the start of the process.
     Counter,
     /// A number that changes.
     Gauge,
-    /// A distribution: how many, their sum, and how many up to each of some bounds.
+    /// A distribution: the count, the sum, and the counts up to each of several bounds.
     Histogram,
 }
 
@@ -25,27 +25,27 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A metric. Its unit is part of its name: seconds, bytes, or else a number of what the name says.
+/// A metric. Its unit is part of its name: seconds, bytes, or else a number of the named things.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metric {
     /// Its name.
     pub name: &'static str,
-    /// What kind of number it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its labels. The exporter adds `rank` to all metrics of a rank.
     pub labels: &'static [&'static str],
-    /// What it means, in one sentence without a full stop.
+    /// Its meaning, in one sentence without a full stop.
     pub meaning: &'static str,
 }
 
 impl Metric {
-    /// The unit, which the name ends with; a dash for plain numbers.
+    /// Returns the unit, with which the name ends; a dash for plain numbers.
     pub fn unit(&self) -> &'static str {
         let name = self.name.trim_end_matches("_total");
         ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit)).unwrap_or("–")
     }
 
-    /// Tells the installed recorder what this metric means.
+    /// Describes this metric to the installed recorder.
     pub fn describe(&self) {
         match self.kind {
             Kind::Counter => metrics::describe_counter!(self.name, self.meaning),
@@ -79,7 +79,7 @@ pub const SECONDS: Metric = Metric {
     labels: CLASS,
     meaning: "This rank's time in a call, waiting for other ranks included; on a GPU of the calls that were timed",
 };
-/// Waits for ranks that come late.
+/// Waits for late ranks.
 pub const WAIT_SECONDS: Metric = Metric {
     name: "ryz_collective_wait_seconds",
     kind: Kind::Histogram,
@@ -93,7 +93,7 @@ pub const ERRORS: Metric = Metric {
     labels: &["rank", "group", "op", "kind"],
     meaning: "Calls that failed, by kind of error",
 };
-/// Connections that were refused.
+/// Rejected connections.
 pub const REFUSED_CONNECTIONS: Metric = Metric {
     name: "ryz_connections_refused_total",
     kind: Kind::Counter,

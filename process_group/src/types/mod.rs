@@ -1,4 +1,5 @@
-//! Values that every other room speaks of: ranks, element types, operations, units, names of metrics. Nothing here knows a group.
+//! Values that all other modules use: ranks, element types, operations, units, names of metrics. This module does not depend on
+//! groups.
 
 pub(crate) mod aligned;
 pub(crate) mod backend_kind;

@@ -1,4 +1,4 @@
-//! What the ranks of a call must agree on. Profile, mismatch detection, tracing and backends all look at this.
+//! The properties of a call on which its ranks must agree. Profile, mismatch detection, tracing and backends use them.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::types::dtype::DType;
 use crate::types::rank::Rank;
 
-/// How the contributions of the ranks become one value.
+/// The way in which the contributions of the ranks are combined.
 ///
-/// Integers wrap. A `NaN` on any rank makes `Min`, `Max` and everything else `NaN`. The 16-bit floats are combined
-/// in `f32`. `Avg` is the sum divided by the world size; for integers the wrapped sum is divided, towards zero.
+/// Integers wrap. A `NaN` on any rank makes the result of every reduction, including `Min` and `Max`, a `NaN`. The 16-bit floats
+/// are combined in `f32`. `Avg` is the sum divided by the world size; for integers the wrapped sum is divided, towards zero.
 ///
-/// NCCL differs in two things: it rounds 16-bit floats after each addition or product, and where the world size is a power of
-/// two it divides floats before it adds them, which is the same unless the sum overflows or a quotient is subnormal.
+/// NCCL differs in two ways: it rounds 16-bit floats after each addition or product, and if the world size is a power of two it
+/// divides floats before it adds them, which is the same unless the sum overflows or a quotient is subnormal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -33,7 +33,7 @@ impl ReduceOp {
     /// Every reduction, in wire order.
     pub const ALL: &'static [Self] = &[Self::Sum, Self::Product, Self::Min, Self::Max, Self::Avg];
 
-    /// The name used in tables and errors.
+    /// Returns the name used in tables and errors.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -51,7 +51,7 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// What a call asks for. Ranks in here are ranks of the group.
+/// The operation of a call. Ranks are positions in the group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
@@ -59,28 +59,28 @@ pub enum Operation {
     AllReduce(ReduceOp),
     /// Every rank gets `root`'s vector.
     Broadcast {
-        /// Who has the data.
+        /// The rank with the data.
         root: Rank,
     },
-    /// `root` gets the reduction of all vectors; the others' vectors stay as they are.
+    /// `root` gets the reduction of all vectors; those of the other ranks stay unchanged.
     Reduce {
-        /// How values combine.
+        /// The reduction.
         op: ReduceOp,
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: Rank,
     },
-    /// Every rank gets everybody's chunk, in rank order.
+    /// Every rank gets the chunks of all ranks, in rank order.
     AllGather,
     /// Rank `r` gets chunk `r` of the reduction of all vectors.
     ReduceScatter(ReduceOp),
-    /// `root` gets everybody's chunk, in rank order.
+    /// `root` gets the chunks of all ranks, in rank order.
     Gather {
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: Rank,
     },
     /// Rank `r` gets chunk `r` of `root`'s vector.
     Scatter {
-        /// Who has the data.
+        /// The rank with the data.
         root: Rank,
     },
     /// Rank `r` gets chunk `r` of every rank, in rank order.
@@ -95,12 +95,12 @@ pub enum Operation {
         /// The sender.
         from: Rank,
     },
-    /// Nobody goes on before everybody has come.
+    /// No rank continues before all have entered the barrier.
     Barrier,
 }
 
 impl Operation {
-    /// The name used in configuration, tables, metrics and errors.
+    /// Returns the name used in configuration, tables, metrics and errors.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce(_) => "all_reduce",
@@ -117,7 +117,7 @@ impl Operation {
         }
     }
 
-    /// The reduction, where there is one.
+    /// Returns the reduction, if there is one.
     pub const fn reduce_op(self) -> Option<ReduceOp> {
         match self {
             Self::AllReduce(op) | Self::ReduceScatter(op) | Self::Reduce { op, .. } => Some(op),
@@ -125,7 +125,7 @@ impl Operation {
         }
     }
 
-    /// The root, where there is one.
+    /// Returns the root, if there is one.
     pub const fn root(self) -> Option<Rank> {
         match self {
             Self::Broadcast { root }
@@ -136,7 +136,7 @@ impl Operation {
         }
     }
 
-    /// Whether the whole array is one chunk per rank: its length is `chunk × world size`.
+    /// Returns true if the whole array is one chunk per rank: its length is `chunk × world size`.
     pub const fn is_chunked(self) -> bool {
         matches!(
             self,
@@ -148,7 +148,8 @@ impl Operation {
         )
     }
 
-    /// Whether two ranks that call these do the same thing. The ends of a message do: one sends, the other receives.
+    /// Returns true if calls of two ranks with these operations match. The two ends of a message match: one sends, the other
+    /// receives.
     pub(crate) fn is_same_kind(self, other: Self) -> bool {
         if self.is_point_to_point() && other.is_point_to_point() {
             return self.name() != other.name();
@@ -156,7 +157,7 @@ impl Operation {
         self.name() == other.name()
     }
 
-    /// Whether only two ranks take part.
+    /// Returns true if only two ranks take part.
     pub const fn is_point_to_point(self) -> bool {
         matches!(self, Self::Send { .. } | Self::Recv { .. })
     }
@@ -178,14 +179,14 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What all ranks of a call must agree on.
+/// The properties of a call on which all its ranks must agree.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct CallFingerprint {
-    /// The operation with its reduction and root. For a message: as its sender names it.
+    /// The operation with its reduction and root. For a message: in the form of its sender.
     pub operation: Operation,
     /// The element type.
     pub dtype: DType,
-    /// Elements of the vector, or of one chunk where [`Operation::is_chunked`].
+    /// Number of elements of the vector, or of one chunk where [`Operation::is_chunked`].
     pub count: usize,
 }
 

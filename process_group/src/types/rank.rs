@@ -1,4 +1,4 @@
-//! Who is who: positions of a process in its job, its host and its group.
+//! The positions of a process in its job, its host and its group.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ macro_rules! ordinal {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The number as an index.
+            /// Returns the number as an index.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -37,15 +37,15 @@ ordinal! {
     Rank(u32)
 }
 ordinal! {
-    /// A position among the ranks of one host, from 0. Chooses the GPU.
+    /// A position among the ranks of one host, from 0. Determines the GPU.
     LocalRank(u32)
 }
 ordinal! {
-    /// A generation of the roster. Everything of an older epoch is refused.
+    /// A generation of the roster. Everything of an older epoch is rejected.
     Epoch(u64)
 }
 
-/// A number that is no rank: ranks have 32 bits.
+/// Error: the number is not a rank, as ranks have 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0} is no rank: the greatest is {max}", max = u32::MAX)]
 pub struct NoRank(pub usize);
@@ -59,7 +59,7 @@ impl TryFrom<usize> for Rank {
 }
 
 impl Rank {
-    /// All ranks of a group of `world_size`, in order.
+    /// Returns all ranks of a group of `world_size`, in order.
     pub fn all(world_size: usize) -> impl ExactSizeIterator<Item = Self> + Clone {
         (0..world_size as u32).map(Self)
     }

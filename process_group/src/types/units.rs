@@ -1,6 +1,6 @@
-//! Figures with units, for people.
+//! Figures with units, in readable form.
 
-/// Bytes in powers of 1000, as the targets are.
+/// Writes bytes in powers of 1000, like the targets.
 pub fn bytes(bytes: f64) -> String {
     match bytes {
         b if b >= 1e9 => format!("{} GB", short(b / 1e9)),
@@ -10,7 +10,7 @@ pub fn bytes(bytes: f64) -> String {
     }
 }
 
-/// Microseconds with a fitting unit.
+/// Writes microseconds with a suitable unit.
 pub fn time(us: f64) -> String {
     match us {
         u if u >= 1e6 => format!("{} s", short(u / 1e6)),

@@ -1,15 +1,15 @@
-//! Keys and values of the positions so far, of this rank's heads.
+//! The KV cache: keys and values of past positions, of this rank's heads.
 
 use ryzanstein_process_group::DType;
 
 use crate::compute::{Compute, LayerCache, SlotMapping};
 use crate::error::{RequestError, Result};
 
-/// The cache of some sequences: keys and values of this rank's heads in all layers.
+/// The KV cache of several sequences: keys and values of this rank's heads in all layers.
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
-    /// Positions held, by sequence.
+    /// Number of cached positions, by sequence.
     lengths: Vec<usize>,
     capacity: usize,
 }
@@ -19,7 +19,7 @@ impl KvCache {
     /// `compute`.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// Returns an error if memory runs out.
     pub fn new(
         compute: &dyn Compute,
         layers: usize,
@@ -31,42 +31,42 @@ impl KvCache {
         Ok(Self { layers, lengths: vec![0; sequences], capacity })
     }
 
-    /// How many sequences there is room for.
+    /// Returns the number of sequences that the cache has room for.
     pub fn sequences(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Positions held of a sequence; 0 if there is no such sequence.
+    /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.lengths.get(sequence).copied().unwrap_or(0)
     }
 
-    /// Whether it holds no positions at all.
+    /// Returns true if no sequence has cached positions.
     pub fn is_empty(&self) -> bool {
         self.lengths.iter().all(|length| *length == 0)
     }
 
-    /// How many positions there is room for in each sequence.
+    /// Returns the capacity of each sequence in positions.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes of all keys and values on this rank.
+    /// Returns the bytes of all keys and values on this rank.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerCache::bytes).sum()
     }
 
-    /// Drops all but the first `length` positions of a sequence.
+    /// Removes all but the first `length` positions of a sequence.
     pub fn truncate(&mut self, sequence: usize, length: usize) {
         if let Some(held) = self.lengths.get_mut(sequence) {
             *held = length.min(*held);
         }
     }
 
-    /// Copies the first `length` positions of sequence `from` to sequence `to`, which then holds these and no others.
+    /// Copies the first `length` positions of sequence `from` to sequence `to`, and replaces its content.
     ///
     /// # Errors
-    /// When there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    /// Returns an error if there is no such sequence, `from` holds fewer positions, or a GPU fails.
     pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         let held = self.length(from)?;
         self.length(to)?;
@@ -81,14 +81,14 @@ impl KvCache {
         Ok(())
     }
 
-    /// Positions held of a sequence that must be there.
+    /// Returns the number of cached positions of a sequence, or an error if there is no such sequence.
     fn length(&self, sequence: usize) -> Result<usize> {
         let sequences = self.lengths.len();
         let unknown = RequestError::UnknownSequence { sequence, sequences };
         self.lengths.get(sequence).copied().ok_or_else(|| unknown.into())
     }
 
-    /// The next position of a sequence that must have room for `more`.
+    /// Returns the next position of a sequence, or an error if the sequence has no room for `more`.
     pub(crate) fn next_position(&self, sequence: usize, more: usize) -> Result<usize> {
         let (length, capacity) = (self.length(sequence)?, self.capacity);
         if more > capacity - length {
@@ -97,7 +97,7 @@ impl KvCache {
         Ok(length)
     }
 
-    /// Counts the tokens that have been written to these slots.
+    /// Updates the lengths of sequences after tokens have been written to these slots.
     pub(crate) fn advance(&mut self, slots: &SlotMapping) {
         for (sequence, end) in slots.ends() {
             self.lengths[sequence] = end;

@@ -11,22 +11,22 @@ use crate::linear::{QkvParallelLinear, RowParallelLinear};
 pub use crate::rotary::{Rotary, RotaryScaling, RotaryTable};
 use crate::tensor::Tensor;
 
-/// Causal self-attention over this rank's heads. It never holds keys and values of other heads.
+/// Causal self-attention over this rank's heads. It never stores keys and values of other heads.
 #[derive(Debug)]
 pub struct ParallelAttention {
     /// Queries, keys and values of this rank's heads.
     pub qkv: QkvParallelLinear,
     /// The output projection, summed over the ranks.
     pub output: RowParallelLinear,
-    /// How many positions a query attends to, its own included; all if there is no window.
+    /// Number of positions that a query attends to, including its own; all if there is no window.
     pub window: Option<usize>,
 }
 
 impl ParallelAttention {
-    /// Attends from the positions of the batch to those in the cache and to themselves. One all-reduce.
+    /// Attends from the positions of the batch to those in the cache and to themselves. Takes one all-reduce.
     ///
     /// # Errors
-    /// When shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -38,10 +38,10 @@ impl ParallelAttention {
         self.output.forward(&self.attend(x, batch, cache, compute)?, compute, group)
     }
 
-    /// What this rank's heads see: the input of [`output`](Self::output).
+    /// Returns the attention output of this rank's heads, which is the input of [`output`](Self::output).
     ///
     /// # Errors
-    /// When shapes do not fit.
+    /// Returns an error if shapes do not fit.
     pub fn attend(
         &self,
         x: &Tensor,

@@ -1,6 +1,6 @@
-//! What can be wrong with weight files.
+//! Errors in weight files.
 
-/// What is wrong with a weight file, or with a tensor in it.
+/// An error in a weight file or in one of its tensors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -9,38 +9,38 @@ pub enum CheckpointError {
         "there is neither {single} nor {index} in this folder; name the folder of a model whose weights are safetensors"
     )]
     NoFiles {
-        /// The name of the one file of a small model.
+        /// The file name of a small model's weights.
         single: &'static str,
-        /// The name of the index of a large one.
+        /// The file name of the index of a large model.
         index: &'static str,
     },
-    /// A file of no bytes.
+    /// An empty file.
     #[error("the file is empty; download it again")]
     Empty,
-    /// Fewer bytes than the length of a header takes.
+    /// A file that is shorter than the length field of the header.
     #[error(
         "{bytes} bytes are no safetensors file, whose first 8 are the length of its header; download it again"
     )]
     TooShort {
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         bytes: usize,
     },
-    /// A header beyond the limit of the format.
+    /// A header that is longer than the format allows.
     #[error(
         "the first 8 bytes claim a header of {claimed} bytes, and no safetensors file has so long a header; download the file again, or \
          convert it to safetensors"
     )]
     HeaderTooLong {
-        /// Bytes that the file claims for its header.
+        /// Length of the header according to the file, in bytes.
         claimed: u64,
     },
-    /// A header longer than the file.
+    /// A header that is longer than the file.
     #[error("the header claims {claimed} bytes and the file ends before: it is truncated; download it again")]
     HeaderTruncated {
-        /// Bytes that the file claims for its header.
+        /// Length of the header according to the file, in bytes.
         claimed: u64,
     },
-    /// A header that is no JSON object.
+    /// A header that is not a JSON object.
     #[error("the header is not valid: {0}; download the file again")]
     Header(#[source] serde_json::Error),
     /// A header entry without type, shape or range.
@@ -51,9 +51,9 @@ pub enum CheckpointError {
         "its bytes end at {end}, before they start at {start}; the header is corrupt: download the file again"
     )]
     ReversedRange {
-        /// First byte, counted from the end of the header.
+        /// First byte, relative to the end of the header.
         start: usize,
-        /// The byte after the last.
+        /// End of the range, exclusive.
         end: usize,
     },
     /// A byte range beyond the end of the file.
@@ -61,12 +61,12 @@ pub enum CheckpointError {
         "its bytes end at {end} and the file has {data} bytes of data: it is truncated; download it again"
     )]
     DataTruncated {
-        /// The byte after the last, counted from the end of the header.
+        /// End of the range, exclusive, relative to the end of the header.
         end: usize,
-        /// Bytes behind the header.
+        /// Number of bytes after the header.
         data: usize,
     },
-    /// A byte range that is not as long as type and shape say.
+    /// A byte range whose length does not match type and shape.
     #[error(
         "{dtype} {shape:?} does not fill its {bytes} bytes; the header is corrupt: download the file again"
     )]
@@ -84,27 +84,27 @@ pub enum CheckpointError {
          file again"
     )]
     NotContiguous {
-        /// First byte, counted from the start of the file.
+        /// First byte, relative to the start of the file.
         start: usize,
-        /// Where the tensor before it ends.
+        /// The end of the preceding tensor.
         expected: usize,
     },
-    /// Bytes behind the last tensor.
+    /// Unused bytes after the last tensor.
     #[error("{bytes} bytes at the end belong to no tensor; the file is corrupt: download it again")]
     TrailingBytes {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// One file with two tensors of one name.
+    /// A file with two tensors of the same name.
     #[error("the header has this name twice; the file is corrupt: download it again")]
     DuplicateName,
-    /// Two files with a tensor of one name.
+    /// Two files with a tensor of the same name.
     #[error("another file has a tensor of this name too; remove the file that does not belong to the model")]
     Duplicate,
     /// An index of weights that cannot be parsed.
     #[error("this is no index of weights: {0}; download it again")]
     Index(#[source] serde_json::Error),
-    /// An index that names a file outside its folder.
+    /// An index that names a file outside of its folder.
     #[error("`{name}` is no plain file name; an index may only name files in its own folder")]
     FileName {
         /// The name as written.
@@ -116,7 +116,7 @@ pub enum CheckpointError {
         /// The file that the index names.
         name: String,
     },
-    /// A tensor that the model needs and no file has.
+    /// A tensor that the model needs and no file contains.
     #[error(
         "it is in none of the weight files, and config.json says that the model has it; are both of the same model?"
     )]
@@ -127,12 +127,12 @@ pub enum CheckpointError {
         /// The type as written in the file.
         found: String,
     },
-    /// A tensor of another shape than the model's.
+    /// A tensor whose shape is not that of the model.
     #[error("expected shape {expected:?}, found {found:?}; is config.json that of these weights?")]
     Shape {
-        /// What `config.json` leads to.
+        /// The shape according to `config.json`.
         expected: Vec<usize>,
-        /// What the file has.
+        /// The shape in the file.
         found: Vec<usize>,
     },
 }

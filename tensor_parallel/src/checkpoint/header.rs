@@ -1,7 +1,8 @@
-//! The header of a safetensors file, checked to the last byte. Pure.
+//! The header of a safetensors file, validated completely. Pure.
 //!
-//! Eight bytes of length (little-endian), then that much JSON: for each tensor its type, shape and byte range in the
-//! rest of the file. This parser is our own, so that every error can name the tensor, and no size in a file is trusted.
+//! A file starts with the length of the header in eight bytes (little-endian). The header is JSON with the type, shape and byte
+//! range of each tensor in the rest of the file. This parser is our own, so that every error can name the tensor, and no size in
+//! a file is trusted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::error::CheckpointError;
 
-/// The largest header that the format allows.
+/// The maximum header size that the format allows.
 const HEADER_LIMIT: u64 = 100_000_000;
 
 /// One tensor of a file.
@@ -23,7 +24,7 @@ pub(crate) struct Entry {
     pub(crate) dtype: String,
     /// Length of each dimension.
     pub(crate) shape: Vec<usize>,
-    /// Where its bytes are, from the start of the file.
+    /// Range of its bytes, relative to the start of the file.
     pub(crate) bytes: Range<usize>,
 }
 
@@ -62,7 +63,7 @@ impl<'a> Deserialize<'a> for RawHeader<'a> {
     }
 }
 
-/// What is wrong, and with which tensor, where it is about one.
+/// An error in a header, and the tensor that it concerns, if any.
 #[derive(Debug)]
 pub(crate) struct HeaderError {
     pub(crate) tensor: Option<String>,
@@ -75,7 +76,7 @@ impl From<CheckpointError> for HeaderError {
     }
 }
 
-/// Parses the header of a whole file. Every returned range is within the file and as long as its shape says.
+/// Parses the header of a whole file. Every returned range is within the file, and its length matches the shape.
 pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(CheckpointError::TooShort { bytes: file.len() }.into());
@@ -125,7 +126,7 @@ fn entry(value: &RawValue, data: usize, offset: usize) -> Result<Entry, Checkpoi
     Ok(Entry { dtype, shape, bytes: offset + start..offset + end })
 }
 
-/// Refuses gaps and overlaps, and bytes behind the last tensor.
+/// Returns an error if there are gaps, overlaps, or bytes after the last tensor.
 fn check_contiguous(entries: &BTreeMap<String, Entry>, start: usize, end: usize) -> Result<(), HeaderError> {
     let mut order: Vec<_> = entries.iter().collect();
     order.sort_by_key(|(_, e)| (e.bytes.start, e.bytes.end));
@@ -144,7 +145,7 @@ fn check_contiguous(entries: &BTreeMap<String, Entry>, start: usize, end: usize)
     Ok(())
 }
 
-/// Bytes of one element of the types that have whole bytes.
+/// Returns the size of an element in bytes, or `None` if it is not a whole number of bytes.
 pub(crate) fn element_size(dtype: &str) -> Option<usize> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => Some(1),

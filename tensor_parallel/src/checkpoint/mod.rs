@@ -1,6 +1,6 @@
-//! Weights in a Hugging Face folder: safetensors files, mapped into memory and read in slices.
+//! Weights in a Hugging Face folder: memory-mapped safetensors files, read in slices.
 //!
-//! Opening reads the headers only. Reading a slice touches only its own bytes: whole rows at once, columns row by row.
+//! Opening reads only the headers. Reading a slice accesses only its own bytes: rows in one piece, columns row by row.
 
 pub(crate) mod error;
 pub(crate) mod header;
@@ -34,16 +34,17 @@ use crate::tensor::Tensor;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
+/// The maximum gap, two pages, between slices of rows that are read ahead as one range.
 const READ_AHEAD_GAP: usize = 8192;
 
-/// Bytes that are copied before their pages are released. A larger value holds more memory; a smaller one makes more system calls.
+/// Number of bytes that are copied before their pages are released. A larger value takes more memory; a smaller one makes more
+/// system calls.
 const COPIED_AT_ONCE: usize = 8 << 20;
 
-/// Headers of most files are shorter than this.
+/// A size that most headers do not exceed.
 const TYPICAL_HEADER: usize = 256 << 10;
 
-/// Larger than the index of any model.
+/// Limit of the index's size, larger than that of any model.
 const LARGEST_INDEX: ByteSize = ByteSize::mib(64);
 
 /// The weight files of one model.
@@ -70,8 +71,8 @@ impl Checkpoint {
     /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and reads their headers.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] naming the file or tensor that is missing, truncated or corrupt. An index may only name files of
-    /// its own folder.
+    /// Returns [`Error::Checkpoint`], which names the missing, truncated or corrupt file or tensor. An index may only name files
+    /// in its own folder.
     pub fn open(directory: &Path) -> Result<Self> {
         let mut checkpoint = Self {
             directory: directory.into(),
@@ -80,7 +81,7 @@ impl Checkpoint {
             read: AtomicU64::new(0),
         };
         let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
-        // A file of the wrong kind is refused by name when it is opened.
+        // If it is not a regular file, opening it returns an error that names it.
         if single.exists() {
             checkpoint.add(&single)?;
         } else if index.exists() {
@@ -132,35 +133,35 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Names of all tensors, in order.
+    /// Iterates over the names of all tensors, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether there is a tensor of this name.
+    /// Returns true if there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Bytes of tensor data in all files.
+    /// Returns the bytes of tensor data in all files.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|(_, e)| e.bytes.len() as u64).sum()
     }
 
-    /// Bytes of tensor data that have been read so far.
+    /// Returns the bytes of tensor data that have been read so far.
     pub fn bytes_read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// The type in which all of the named tensors are stored; `f32` when they differ.
+    /// Returns the common type of the named tensors, or `f32` if their types differ.
     ///
     /// # Errors
-    /// When one is missing or of a type that is not supported.
+    /// Returns an error if a tensor is missing or has an unsupported type.
     pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<DType> {
         let mut common = None;
         for name in names {
@@ -173,19 +174,19 @@ impl Checkpoint {
         Ok(common.unwrap_or(DType::F32))
     }
 
-    /// Checks that a tensor is there, of a supported type and of this shape. Reads none of its data.
+    /// Checks that a tensor exists and has a supported type and this shape. Reads none of its data.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] with what was expected and what was found.
+    /// Returns [`Error::Checkpoint`] with the expected and the actual value.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<()> {
         self.stored(name, shape).map(|_| ())
     }
 
-    /// Copies `rows` × `columns` of a tensor into `target`, from its row `at` on, rounding to the target's type.
-    /// A vector is one column.
+    /// Copies `rows` × `columns` of a tensor into `target`, from its row `at` on, rounded to the target's type. A vector is one
+    /// column.
     ///
     /// # Errors
-    /// When the tensor is missing, of another shape or an unsupported type, or when a range does not fit.
+    /// Returns an error if the tensor is missing, has another shape or an unsupported type, or if a range is out of bounds.
     pub fn read_into(
         &self,
         name: &str,
@@ -223,7 +224,7 @@ impl Checkpoint {
             }
         }
         let bytes = rows.len() * columns.len() * size;
-        // On its way to a GPU, all of it is copied at once, by several threads.
+        // For a GPU, the whole slice is copied at once, by several threads.
         let is_on_host = target.device().is_none();
         let step =
             if is_on_host { COPIED_AT_ONCE / (stored.columns * size).max(1) } else { rows.len() }.max(1);

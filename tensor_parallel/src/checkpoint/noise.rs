@@ -1,4 +1,4 @@
-//! Weights that nobody trained: for checks and measurements, which need no file.
+//! Random weights for checks and measurements without a checkpoint.
 
 use std::ops::Range;
 
@@ -8,17 +8,18 @@ use crate::error::Result;
 use crate::float::{Float, with_float};
 use crate::tensor::Tensor;
 
-/// Reproducible noise in place of weights.
+/// A source of reproducible random weights.
 ///
-/// An element depends on its tensor's name and its place in the whole tensor, so the shards of all ranks are those of one model,
-/// whatever their number. Matrices are scaled such that activations stay near 1, and vectors are near 1, as weights of norms are.
+/// An element depends on the name of its tensor and its index in the whole tensor, so the shards belong to the same model,
+/// whatever the number of ranks. Matrices are scaled such that activations stay near 1. Vectors are near 1, like the weights of
+/// norms.
 #[derive(Clone, Copy, Debug)]
 pub struct NoiseSource {
-    /// The rank whose slices to make.
+    /// The rank whose slices are generated.
     pub rank: usize,
 }
 
-/// Which elements of which tensor, and what their values are.
+/// The elements of a slice, and the distribution of their values.
 #[derive(Clone)]
 struct Noise {
     seed: u64,
@@ -63,7 +64,7 @@ fn fill_rows<T: Float>(noise: &Noise, rows: Range<usize>, to: &mut [u8]) {
     }
 }
 
-/// Spreads a number over 64 bits: SplitMix64's last steps.
+/// Mixes a number to 64 bits, with the last steps of SplitMix64.
 fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

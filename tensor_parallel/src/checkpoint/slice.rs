@@ -1,4 +1,4 @@
-//! Copies a block of stored elements into a tensor, converting on the way.
+//! Copies a block of stored elements into a tensor, with type conversion.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::float::{Float, with_float};
 use crate::tensor::Tensor;
 
-/// A matrix as it is stored in a file.
+/// A matrix as stored in a file.
 #[derive(Clone, Copy)]
 pub(crate) struct StoredMatrix<'a> {
     pub(crate) bytes: &'a [u8],
@@ -16,7 +16,7 @@ pub(crate) struct StoredMatrix<'a> {
     pub(crate) columns: usize,
 }
 
-/// Copies `rows` × `columns` of `stored` to `target`, from its row `at` on. Ranges must be within both.
+/// Copies `rows` × `columns` of `stored` to `target`, from its row `at` on. The ranges must be within both.
 pub(crate) fn copy(
     stored: StoredMatrix<'_>,
     rows: Range<usize>,

@@ -1,4 +1,4 @@
-//! Where a rank's weights come from: its own files, the files of one rank, or memory.
+//! Sources of a rank's weights: its own files, the files of one rank, or memory.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,30 +16,30 @@ use crate::tensor::Tensor;
 /// Approximate size of a message of weights: large enough to be fast, small enough to need little extra memory.
 const MESSAGE_BYTES: usize = 16 << 20;
 
-/// Which slice of a tensor each rank holds.
+/// The slice of a tensor that each rank holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Sharding {
-    /// Every rank holds all of it.
+    /// Every rank holds the whole tensor.
     Replicated,
-    /// These rows, one range for each rank.
+    /// Ranges of rows, one for each rank.
     Rows(Vec<Range<usize>>),
-    /// These columns, one range for each rank.
+    /// Ranges of columns, one for each rank.
     Columns(Vec<Range<usize>>),
 }
 
-/// A tensor of the checkpoint, and how it is sharded.
+/// A tensor of the checkpoint and its sharding.
 #[derive(Clone, Debug)]
 pub struct ShardedTensor<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its whole shape.
     pub shape: &'a [usize],
-    /// Which rank holds which slice.
+    /// The slice that each rank holds.
     pub sharding: Sharding,
 }
 
 impl ShardedTensor<'_> {
-    /// The rows and columns that a rank holds. A vector is one column.
+    /// Returns the rows and columns that a rank holds. A vector is one column.
     pub fn slice_of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
         let rows = 0..self.shape.first().copied().unwrap_or(1);
         let columns = 0..self.shape.iter().skip(1).product();
@@ -51,12 +51,12 @@ impl ShardedTensor<'_> {
     }
 }
 
-/// Fills tensors with this rank's slices of the weights. All ranks ask for the same tensors in the same order.
+/// A source that fills tensors with this rank's slices of the weights. All ranks request the same tensors in the same order.
 pub trait WeightSource {
     /// Copies this rank's slice into `target`, from its row `at` on, rounded to the target's type.
     ///
     /// # Errors
-    /// When the tensor is missing or cannot be read, or its sender fails.
+    /// Returns an error if the tensor is missing or cannot be read, or if the rank that sends it fails.
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()>;
 }
 
@@ -65,7 +65,7 @@ pub trait WeightSource {
 pub struct LocalSource<'a> {
     /// The files.
     pub checkpoint: &'a Checkpoint,
-    /// The rank whose slices to read.
+    /// The rank whose slices are read.
     pub rank: usize,
 }
 
@@ -81,7 +81,7 @@ impl WeightSource for LocalSource<'_> {
 pub struct MemorySource<'a> {
     /// The tensors.
     pub tensors: &'a HashMap<String, Tensor>,
-    /// The rank whose slices to copy.
+    /// The rank whose slices are copied.
     pub rank: usize,
 }
 
@@ -113,30 +113,30 @@ impl WeightSource for MemorySource<'_> {
 
 /// Weights that one rank reads and sends to the others.
 ///
-/// It goes in rounds, in which every rank takes part, whatever it loads: each tells all others which slice it needs next, and the
-/// root sends each rank its own. So a rank that fails is heard of in the next round, and nobody waits for it.
+/// Loading takes rounds in which every rank takes part, whatever it loads. In each round, every rank tells all others which slice
+/// it needs next, and the root sends each rank its slice. So the next round reports a failed rank, and no rank waits for it.
 #[derive(Debug)]
 pub struct RootSource<'a> {
     checkpoint: Option<&'a Checkpoint>,
     root: Rank,
     rank: usize,
     group: &'a mut ProcessGroup,
-    /// Why the root could not read what it had to send.
+    /// The root's error in reading a slice that it had to send.
     unread: Option<Error>,
-    /// Whether all ranks know of a failure already.
+    /// True if all ranks have been told of a failure.
     failure_known: bool,
 }
 
-/// What a rank tells all others in a round.
+/// The message of a rank to all others in a round.
 #[derive(Serialize, Deserialize)]
 enum Need {
     Slice(Slice),
-    /// It has all its weights.
+    /// All weights have been loaded.
     Nothing,
     Failed(RemoteError),
 }
 
-/// Rows and columns of a tensor, to be sent in a type.
+/// Rows and columns of a tensor, and the type in which they are sent.
 #[derive(Clone, Serialize, Deserialize)]
 struct Slice {
     name: String,
@@ -147,7 +147,7 @@ struct Slice {
 }
 
 impl Slice {
-    /// The rows of each message.
+    /// Iterates over the row ranges of the messages.
     fn messages(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let step = (MESSAGE_BYTES / (self.columns.len() * self.dtype.size()).max(1)).max(1);
         let rows = self.rows.clone();
@@ -166,7 +166,7 @@ impl Slice {
 }
 
 impl<'a> RootSource<'a> {
-    /// For the ranks of `group`, of which `root` has the files. This rank loads the slices of `rank`.
+    /// Creates a source for the ranks of `group`, in which `root` has the files. This rank loads the slices of `rank`.
     pub fn new(
         checkpoint: Option<&'a Checkpoint>,
         root: Rank,
@@ -176,10 +176,10 @@ impl<'a> RootSource<'a> {
         Self { checkpoint, root, rank, group, unread: None, failure_known: false }
     }
 
-    /// Serves the other ranks until all have their weights. Returns what this rank has built; if one has failed, all fail.
+    /// Serves the other ranks until all have their weights. Returns the result of this rank; if one rank has failed, all fail.
     ///
     /// # Errors
-    /// This rank's own; otherwise [`Error::Peer`] with that of another rank.
+    /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank.
     pub fn finish<T>(mut self, mut built: Result<T>) -> Result<T> {
         while !self.failure_known {
             let need = match &built {
@@ -198,7 +198,7 @@ impl<'a> RootSource<'a> {
         built
     }
 
-    /// One round. Returns whether all ranks have their weights.
+    /// Does one round. Returns true if all ranks have their weights.
     fn round(&mut self, mine: &Need, mut target: Option<(&mut Tensor, usize)>) -> Result<bool> {
         let needs = self.group.without_profiling(|group| group.all_gather_object(mine))?;
         for (rank, need) in self.group.members().iter().zip(&needs) {
@@ -225,8 +225,8 @@ impl<'a> RootSource<'a> {
         Ok(is_done)
     }
 
-    /// Sends a slice, message by message, so that it takes little memory. The receiver waits for what is read: if reading fails,
-    /// the root sends all the same, and tells the error in the next round.
+    /// Sends a slice in messages, which limits the memory that it takes. The receiver expects all of the data: if reading fails,
+    /// the root sends anyway, and reports the error in the next round.
     fn send(&mut self, slice: &Slice, checkpoint: &Checkpoint, to: Rank) -> Result<()> {
         for rows in slice.messages() {
             let mut block = Tensor::zeros(&[rows.len(), slice.columns.len()], slice.dtype)?;
@@ -264,7 +264,7 @@ impl WeightSource for RootSource<'_> {
     }
 }
 
-/// Loads layers: a source of weights, this rank and the world size.
+/// Loads layers: a source of weights, with this rank and the world size.
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     compute: Option<&'a dyn Compute>,
@@ -284,24 +284,24 @@ impl std::fmt::Debug for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// Loads for one rank of `world_size`, matrices in the type `weights`, into host memory.
+    /// Creates a loader for one rank of `world_size`, which loads matrices in the type `weights` into host memory.
     pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
         Self { source, compute: None, rank, world_size, stage: Stage::default(), weights }
     }
 
-    /// The same, but loads into the memory of `compute`.
+    /// Returns the loader with the memory of `compute` as its target.
     #[must_use]
     pub fn on(self, compute: &'a dyn Compute) -> Self {
         Self { compute: Some(compute), ..self }
     }
 
-    /// The same, but for one stage of a model.
+    /// Returns the loader for one stage of a model.
     #[must_use]
     pub fn at_stage(self, stage: Stage) -> Self {
         Self { stage, ..self }
     }
 
-    /// A loader that borrows this one, for a model that computes on `compute` with activations of this type.
+    /// Returns a loader that borrows this one, for a model that computes on `compute` with activations of this type.
     pub(crate) fn reborrow<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
         let weights = compute.weight_dtype(self.weights, activations);
         Loader {
@@ -321,25 +321,25 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The stage that is loaded.
+    /// Returns the stage that is loaded.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// This rank's slices of some matrices, one below the other.
+    /// Loads this rank's slices of several matrices, concatenated by rows.
     ///
     /// # Errors
-    /// What the source reports.
+    /// Returns the error of the source.
     pub fn matrix(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
         let slices: Vec<_> = tensors.iter().map(|p| p.slice_of(self.rank)).collect();
         let columns = slices.first().map_or(0, |(_, c)| c.len());
@@ -349,10 +349,10 @@ impl<'a> Loader<'a> {
         Ok(target)
     }
 
-    /// This rank's slices of some vectors, one behind the other. Vectors are few and small, and held in `f32`.
+    /// Loads this rank's slices of several vectors, concatenated. Vectors are few and small, and stored in `f32`.
     ///
     /// # Errors
-    /// What the source reports.
+    /// Returns the error of the source.
     pub fn vector(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
         let length = tensors.iter().map(|p| p.slice_of(self.rank).0.len()).sum();
         let mut target = self.zeros(&[length], DType::F32)?;
@@ -360,10 +360,10 @@ impl<'a> Loader<'a> {
         Ok(target)
     }
 
-    /// This rank's rows of a matrix, followed by rows of zeros up to `rows`.
+    /// Loads this rank's rows of a matrix, padded with rows of zeros to `rows`.
     ///
     /// # Errors
-    /// What the source reports.
+    /// Returns the error of the source.
     pub fn padded(&mut self, tensor: &ShardedTensor<'_>, rows: usize) -> Result<Tensor> {
         let mut target = self.zeros(&[rows, tensor.slice_of(self.rank).1.len()], self.weights)?;
         self.source.fill(tensor, &mut target, 0)?;

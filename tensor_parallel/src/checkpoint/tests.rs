@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// The bytes of a small file: `w` f32 [4, 6] counts from 0, `b` bf16 [3] is 1, 2, 3, `n` i64 [2].
+/// Returns the bytes of a small file: `w` f32 [4, 6] counts from 0, `b` bf16 [3] is 1, 2, 3, `n` i64 [2].
 fn file() -> Vec<u8> {
     let w: Vec<u8> = (0..24u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
     let b: Vec<u8> = [1.0, 2.0, 3.0].iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
@@ -166,7 +166,7 @@ fn damaged_files_are_refused_with_the_reason() {
 }
 
 proptest! {
-    /// Opens, checks and reads whatever is there; only a panic fails.
+    /// Opens, checks and reads everything in a file. Only a panic fails the test.
     #[test]
     fn no_damage_makes_reading_panic(
         keep in 0.0..=1.0f64,
@@ -175,7 +175,7 @@ proptest! {
     ) {
         let mut bytes = file();
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        // Digits changed to digits leave valid JSON that lies about shapes and ranges.
+        // Replacing digits by digits leaves valid JSON with wrong shapes and ranges.
         let places: Vec<_> = (8..header).filter(|i| bytes[*i].is_ascii_digit()).collect();
         for (place, digit) in digits {
             bytes[places[place.index(places.len())]] = digit;

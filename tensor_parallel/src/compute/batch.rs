@@ -1,4 +1,4 @@
-//! The tokens of one forward pass, and where they go in the cache.
+//! The tokens of one forward pass and their slots in the cache.
 
 use std::ops::Range;
 
@@ -6,10 +6,11 @@ use crate::error::{Error, RequestError, Result};
 use crate::gpu::Block;
 use crate::rotary::{Rotary, RotaryTable};
 
-/// The cache slots of the tokens of a batch: one token for each of some sequences, then consecutive positions of others.
+/// The cache slots of the tokens of a batch: first single tokens, each of its own sequence, then runs of consecutive positions of
+/// other sequences.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct SlotMapping {
-    /// The slots of the first tokens, each a sequence and a position in it.
+    /// The slots of the single tokens, each a sequence and a position in it.
     pub single: Vec<(usize, usize)>,
     /// The slots of the other tokens, sequence by sequence.
     pub runs: Vec<Run>,
@@ -26,11 +27,11 @@ pub struct Run {
     pub tokens: usize,
 }
 
-/// Rows of a batch that attention can take at once.
+/// Rows of a batch that attention can process at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Part {
     pub(super) rows: Range<usize>,
-    /// Whether each row is of another sequence; otherwise their positions in one sequence follow each other.
+    /// True if each row belongs to a different sequence; otherwise the rows are consecutive positions of one sequence.
     pub(super) is_single: bool,
 }
 
@@ -41,12 +42,12 @@ impl From<Run> for SlotMapping {
 }
 
 impl SlotMapping {
-    /// `tokens` positions of the first sequence, from `position` on.
+    /// Creates the slots of `tokens` positions of the first sequence, from `position` on.
     pub fn from_position(position: usize, tokens: usize) -> Self {
         Run { sequence: 0, position, tokens }.into()
     }
 
-    /// The sequence and position of each row of the batch.
+    /// Iterates over the sequence and position of each row of the batch.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, usize)> {
         let of_run = |run: &Run| {
             let &Run { sequence, position, tokens } = run;
@@ -55,13 +56,13 @@ impl SlotMapping {
         self.single.iter().copied().chain(self.runs.iter().flat_map(of_run))
     }
 
-    /// The sequence of each single token and run, and the number of positions it has afterwards.
+    /// Iterates over the sequence of each single token and run, and its number of positions afterwards.
     pub(crate) fn ends(&self) -> impl Iterator<Item = (usize, usize)> {
         let singles = self.single.iter().map(|(sequence, position)| (*sequence, position + 1));
         singles.chain(self.runs.iter().map(|run| (run.sequence, run.position + run.tokens)))
     }
 
-    /// The parts of a batch, in order.
+    /// Returns the parts of a batch, in order.
     pub(super) fn parts(&self) -> Vec<Part> {
         let mut parts = vec![Part { rows: 0..self.single.len(), is_single: true }];
         for run in &self.runs {
@@ -72,7 +73,7 @@ impl SlotMapping {
         parts
     }
 
-    /// Refuses slots that are not those of `rows` tokens.
+    /// Returns an error if the slots are not those of `rows` tokens.
     pub(crate) fn check(&self, rows: usize) -> Result<()> {
         let Self { single, runs } = self;
         let countable = single.iter().all(|(_, position)| *position < usize::MAX)
@@ -92,15 +93,16 @@ impl SlotMapping {
     }
 }
 
-/// The tokens of one forward pass, their slots and rotations, computed once for all layers and held where they are needed.
+/// The tokens of one forward pass, with their slots and rotations, which are computed once for all layers and stored where they
+/// are needed.
 #[derive(Debug)]
 pub struct Batch {
-    /// Empty while the GPU's memory may hold other tokens.
+    /// The tokens; empty while the memory of the GPU may hold others.
     tokens: Vec<u32>,
-    /// Number of tokens that it was made for.
+    /// Number of tokens that the batch was created for.
     rows: usize,
     slots: SlotMapping,
-    /// Angles of one position: half the length of a head.
+    /// Number of angles of one position: half the length of a head.
     half: usize,
     memory: Memory,
 }
@@ -110,7 +112,7 @@ pub struct Batch {
 pub(super) struct DeviceBatch {
     /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each.
     pub(super) state: Block,
-    /// Sine and cosine of every angle.
+    /// Sine and cosine of all angles.
     pub(super) rotations: Block,
 }
 
@@ -128,12 +130,12 @@ impl Batch {
         Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, memory: Memory::Host(table) })
     }
 
-    /// A batch for `rows` tokens in slots like these, which [`update_device`](Self::update_device) must set.
+    /// Creates a batch for `rows` tokens in slots like these, which [`update_device`](Self::update_device) must set.
     pub(super) fn on_device(rows: usize, slots: &SlotMapping, half: usize, batch: DeviceBatch) -> Self {
         Self { tokens: Vec::new(), rows, slots: slots.clone(), half, memory: Memory::Device(batch) }
     }
 
-    /// Refuses tokens that differ in number, parts or angles from those that the batch was made for.
+    /// Returns an error if number, parts or angles of the tokens differ from those that the batch was created for.
     pub(super) fn check_update(&self, rows: usize, slots: &SlotMapping, half: usize) -> Result<()> {
         slots.check(rows)?;
         if rows == self.rows && half == self.half && slots.parts() == self.slots.parts() {
@@ -146,10 +148,10 @@ impl Batch {
         )))
     }
 
-    /// Takes tokens and slots that [`check_update`](Self::check_update) let pass, and has `write` put them on the GPU.
+    /// Sets tokens and slots that [`check_update`](Self::check_update) has accepted, and calls `write` to copy them to the GPU.
     ///
-    /// What kernels find there is what was checked here, or the batch has no tokens: they read and write the cache at the
-    /// slots that the GPU holds.
+    /// Kernels read and write the cache at the slots in the memory of the GPU. Those are always slots that were checked here, or
+    /// the batch has no tokens.
     pub(super) fn update_device(
         &mut self,
         tokens: &[u32],
@@ -168,17 +170,17 @@ impl Batch {
         Ok(())
     }
 
-    /// Whether its angles are those of heads of this length.
+    /// Returns true if the rotations are for heads of this length.
     pub(super) fn has_rotations_for(&self, head_dim: usize) -> bool {
         2 * self.half == head_dim
     }
 
-    /// The tokens.
+    /// Returns the tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The cache slots of the tokens.
+    /// Returns the cache slots of the tokens.
     pub fn slots(&self) -> &SlotMapping {
         &self.slots
     }

@@ -1,4 +1,4 @@
-//! Work recorded into a CUDA graph.
+//! Work captured in a CUDA graph.
 
 #![expect(unsafe_code, reason = "a graph keeps addresses")]
 
@@ -9,10 +9,10 @@ use ryzanstein_process_group::device::Graph;
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
 
-/// Work that [`Compute::capture`](crate::Compute::capture) took note of.
+/// Work that was captured by [`Compute::capture`](crate::Compute::capture).
 #[derive(Debug)]
 pub struct CapturedGraph {
-    // Before the memory whose addresses it holds.
+    // Dropped before the memory whose addresses it contains.
     graph: Graph,
     _memory: Option<gpu::CapturedMemory>,
     gpu: Arc<Gpu>,
@@ -20,7 +20,7 @@ pub struct CapturedGraph {
 
 impl CapturedGraph {
     /// # Safety
-    /// As [`Compute::capture`](crate::Compute::capture).
+    /// The requirements of [`Compute::capture`](crate::Compute::capture).
     pub(super) unsafe fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
         let mut memory = None;
         let capture = || {
@@ -28,17 +28,17 @@ impl CapturedGraph {
             memory = Some(captured);
             outcome
         };
-        // SAFETY: by the caller's promise. What `work` makes and drops itself stays with the graph; whatever had that
-        // memory before is done with it, in the order of the stream.
+        // SAFETY: by the caller's promise. Memory that `work` allocates and frees itself stays with the graph; the previous users
+        // of that memory have finished with it, in the order of the stream.
         let graph = unsafe { gpu.device.stream().capture(capture) }?;
         tracing::debug!(nodes = graph.nodes(), "recorded a decode pass");
         Ok(Self { graph, _memory: memory, gpu: Arc::clone(gpu) })
     }
 
-    /// Enqueues the work once more, as one launch.
+    /// Enqueues the work again, as one launch.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// Returns an error if the GPU fails.
     pub fn replay(&self) -> Result<()> {
         Ok(self.graph.launch(self.gpu.device.stream())?)
     }

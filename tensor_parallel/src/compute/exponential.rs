@@ -1,15 +1,15 @@
 //! The exponential function in a form that compilers vectorise.
 
-/// `e^x` within one unit in the last place; `x` is clamped to −87..=88. The polynomial is that of Cephes' `expf`.
+/// Computes `e^x` within one unit in the last place; `x` is clamped to −87..=88. The polynomial is that of Cephes' `expf`.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    /// Added to a small number, leaves its nearest whole number in the low bits.
+    /// A constant whose addition to a small number leaves the nearest integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    /// The logarithm of 2 in two parts, of which the first has few bits: a whole number times it is exact.
+    /// The logarithm of 2 in two parts. The first has few bits, so that its product with an integer is exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     const POLYNOMIAL: [f32; 6] =
         [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-    // A NaN stays one.
+    // The comparison keeps NaN.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
     let shifted = x * std::f32::consts::LOG2_E + ROUND;

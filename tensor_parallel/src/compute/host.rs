@@ -1,4 +1,4 @@
-//! Arithmetic on the processor.
+//! Arithmetic on the CPU.
 
 use std::ops::Range;
 
@@ -16,25 +16,26 @@ use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
 
-/// Larger arrays are first reserved by an allocation that may fail. One that must not fail would end the program.
+/// The size in bytes from which arrays are first reserved by a fallible allocation. A failure of an infallible one would abort
+/// the program.
 const LARGE: usize = 64 << 20;
 
-/// Arithmetic on the processor.
+/// Arithmetic on the CPU.
 #[derive(Debug)]
 pub struct Host {
     processor: Processor,
 }
 
 impl Host {
-    /// Computes on at most `threads` threads: a pool of its own, or the caller's thread for one.
+    /// Creates the arithmetic on at most `threads` threads: a pool of its own, or the caller's thread if there is only one.
     pub fn new(threads: usize) -> Self {
         Self::with_instruction_set(threads, instruction_set::current())
     }
 
-    /// As [`new`](Self::new), with an instruction set, which this processor must have.
+    /// Creates the arithmetic as [`new`](Self::new) does, with an instruction set that this processor must have.
     ///
     /// # Panics
-    /// When this processor lacks it: [`instruction_set::supported`] lists those that it has.
+    /// Panics if this processor lacks the instruction set: [`instruction_set::supported`] lists those that it has.
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
         assert!(instruction_set::is_supported(set), "this processor lacks {set}");
         Self { processor: Processor::new(threads, set) }
@@ -44,7 +45,7 @@ impl Host {
 impl Compute for Host {
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         float::check(dtype)?;
-        // Small arrays are not worth the question.
+        // Small arrays are not checked.
         let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
         if element_count(shape, dtype).is_err() || !has_room(shape.iter().product::<usize>() * dtype.size()) {
             return Err(ConfigurationError::NoMemory { shape: shape.into(), dtype }.into());

@@ -1,4 +1,4 @@
-//! Arithmetic of one rank. Layers hold weights and call the group; [`Compute`] does all arithmetic.
+//! Arithmetic of one rank. Layers hold weights and call the process group; [`Compute`] does all arithmetic.
 
 mod attend;
 mod batch;
@@ -26,11 +26,11 @@ pub(crate) use self::sizing::Sizing;
 use crate::error::Result;
 use crate::threads;
 
-/// The arithmetic for a rank of a group whose members compute at the same time: on its GPU, or on its share of the CPUs that it
-/// may use.
+/// Returns the arithmetic for a rank of a group whose members compute at the same time: on its GPU, or on its share of the CPUs
+/// that it may use.
 ///
 /// # Errors
-/// When the group has a GPU that cannot compute.
+/// Returns an error if the group has a GPU that cannot compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
     let threads = threads::per_rank(group.sharing_cpus());
     match group.device() {

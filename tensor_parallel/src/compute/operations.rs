@@ -1,4 +1,4 @@
-//! The trait that does the arithmetic of one rank.
+//! The trait for the arithmetic of one rank.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,18 +11,18 @@ use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// One attention call: this rank's heads, for the new positions of a batch.
+/// An attention call: this rank's heads, for the new positions of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads. They divide the query heads.
+    /// Number of key and value heads. It divides the number of query heads.
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
     /// The new tokens, their slots in the cache and their rotations.
     pub batch: &'a Batch,
-    /// How many positions a query attends to, its own included; all if there is no window.
+    /// Number of positions that a query attends to, including its own; all if there is no window.
     pub window: Option<usize>,
 }
 
@@ -37,7 +37,7 @@ impl LayerCache {
     /// Allocates room for `sequences` sequences of `capacity` positions each, in the memory of `compute`.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// Returns an error if memory runs out.
     pub fn new(
         compute: &dyn Compute,
         [sequences, kv_heads, capacity, head_dim]: [usize; 4],
@@ -47,7 +47,7 @@ impl LayerCache {
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
     }
 
-    /// Bytes of keys and values.
+    /// Returns the bytes of keys and values.
     pub(crate) fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
     }
@@ -56,7 +56,7 @@ impl LayerCache {
         self.keys.shape()[2]
     }
 
-    /// The offset, in elements, of one head's key and value at a position.
+    /// Returns the offset, in elements, of one head's key and value at a position.
     pub(crate) fn offset(&self, sequence: usize, head: usize, position: usize) -> usize {
         let shape = self.keys.shape();
         ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
@@ -73,7 +73,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Refuses a call whose input, heads or slots do not fit this cache.
+    /// Returns an error if input, heads or slots of a call do not fit this cache.
     pub(super) fn check(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
         let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;
         let (shape, rows) = (self.keys.shape(), qkv.rows());
@@ -98,29 +98,29 @@ impl LayerCache {
     }
 }
 
-/// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
+/// The operations of layers. Sums are computed in `f32`, and each result is rounded once to its type.
 ///
 /// Activations are `[positions, features]`, weights `[out, in]`. Any number of threads may use it.
 pub trait Compute: fmt::Debug + Send + Sync {
-    /// The type to hold weight matrices in, given the type they are stored in and that of the activations. It is the stored type,
-    /// unless every product would have to convert it.
+    /// Returns the type in which to store weight matrices, given their type in the checkpoint and that of the activations. It is
+    /// the stored type, unless every product would have to convert it.
     fn weight_dtype(&self, stored: DType, activations: DType) -> DType {
         let _ = activations;
         stored
     }
 
-    /// An array of zeros to keep for long: a weight or a cache.
+    /// Allocates a long-lived array of zeros: a weight or a cache.
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor>;
 
-    /// An array of unspecified content, for a result that is soon dropped.
+    /// Allocates an array of unspecified content, for a short-lived result.
     fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.zeros(shape, dtype)
     }
 
-    /// A batch of tokens that go to these slots of the cache.
+    /// Creates a batch of tokens for these slots of the cache.
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Replaces the tokens of a batch. The new slots must have as many single tokens, and runs of the same lengths.
+    /// Replaces the tokens of a batch. The new slots must have the same number of single tokens, and runs of the same lengths.
     fn update_batch(
         &self,
         batch: &mut Batch,
@@ -129,43 +129,44 @@ pub trait Compute: fmt::Debug + Send + Sync {
         rotary: &Rotary,
     ) -> Result<()>;
 
-    /// Records what `work` enqueues, without running it. A replay runs it on the values that the same tensors then hold. Returns
-    /// `None` without calling `work` where a replay is no cheaper than a call.
+    /// Captures the work that `work` enqueues, without running it. A replay runs it on the values that the same tensors then
+    /// hold. Returns `None` without calling `work` if a replay is no cheaper than a call.
     ///
-    /// `work` must have run before, as set-up at first use cannot be recorded. It must not wait for other threads.
+    /// `work` must have run before, because set-up at first use cannot be captured. It must not wait for other threads.
     ///
     /// # Safety
-    /// Whenever the recording is replayed, all tensors and batches that `work` uses, other than those it makes and drops itself,
-    /// must be alive and used by nothing else, the slots of the batches must be within the caches of the recording, and the
-    /// groups that `work` calls must be alive and not have failed.
+    /// Whenever the graph is replayed, all tensors and batches that `work` uses, except those that it creates and drops itself,
+    /// must be alive and not used otherwise, the slots of the batches must be within the caches of the capture, and the groups
+    /// that `work` calls must be alive and not have failed.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
     unsafe fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<CapturedGraph>> {
         let _ = work;
         Ok(None)
     }
 
-    /// `x · weightᵀ + bias`, in type `out`.
+    /// Computes `x · weightᵀ + bias`, in type `out`.
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor>;
 
-    /// Row `id - first` of `table` for each token; zeros for ids outside `first..first + rows`.
+    /// Looks up row `id - first` of `table` for each token. Ids outside `first..first + rows` give zeros.
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor>;
 
-    /// `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
+    /// Computes `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor>;
 
-    /// Adds `y` to `x`, or to every row of `x` when `y` is a vector.
+    /// Adds `y` to `x`, or to every row of `x` if `y` is a vector.
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()>;
 
-    /// `silu(gate) × up`, where each row of `x` is gate, then up.
+    /// Computes `silu(gate) × up`; each row of `x` is gate, then up.
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
-    /// Rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the
-    /// key heads, then the value heads; each row of the result is the query heads.
+    /// Rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the key
+    /// heads, then the value heads; each row of the result is the query heads.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
-    /// Some columns of `x`.
+    /// Copies columns of `x`.
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
-    /// Puts blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each joined row.
+    /// Concatenates blocks by columns: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each joined
+    /// row.
     fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
 }

@@ -15,10 +15,10 @@ use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Parts for each thread, so that all end at about the same time.
+/// Number of parts per thread, for balance between the threads.
 const PARTS: usize = 4;
 
-/// A rank's threads, and the instructions they use.
+/// The threads of a rank, and their instruction set.
 #[derive(Debug)]
 pub(super) struct Processor {
     threads: Threads,
@@ -26,7 +26,7 @@ pub(super) struct Processor {
 }
 
 impl Processor {
-    /// At most `threads` threads: a pool of its own, or the caller's thread for one.
+    /// Creates at most `threads` threads: a pool of its own, or the caller's thread if there is only one.
     pub(super) fn new(threads: usize, set: InstructionSet) -> Self {
         Self { threads: Threads::new(threads, "compute"), products: Products::new(set) }
     }
@@ -43,7 +43,7 @@ impl Processor {
         self.products.set()
     }
 
-    /// Builds a tensor row by row: `fill` gets the row's number and `columns` elements, and sets all of them.
+    /// Builds a tensor row by row: `fill` receives the index of a row and its `columns` elements, and sets all of them.
     pub(super) fn build(
         &self,
         [rows, columns]: [usize; 2],
@@ -56,7 +56,7 @@ impl Processor {
         Ok(Tensor::from_storage(&shape, values))
     }
 
-    /// The elements of [`build`](Self::build).
+    /// Builds the elements of [`build`](Self::build).
     pub(super) fn built<T: Float>(
         &self,
         [rows, columns]: [usize; 2],
@@ -81,7 +81,7 @@ impl Processor {
         })
     }
 
-    /// Adds `y` to `x`, rows of `columns`. If `y` has fewer rows, it is added again and again.
+    /// Adds `y` to `x`, in rows of `columns`. If `y` has fewer rows, it is repeated.
     pub(super) fn add_rows<T: Float, U: Float>(&self, x: &mut [T], y: &[U], columns: usize) {
         let is_worth_it = x.len() >= PARALLEL_THRESHOLD;
         let together = self.rows_together(x.len() / columns) * columns;
@@ -93,12 +93,12 @@ impl Processor {
         });
     }
 
-    /// Rows of a part.
+    /// Returns the number of rows in a part.
     fn rows_together(&self, rows: usize) -> usize {
         rows.div_ceil(PARTS * self.threads.count()).max(1)
     }
 
-    /// The product of two matrices, see [`Products::multiply`].
+    /// Computes the product of two matrices, see [`Products::multiply`].
     pub(super) fn multiply<T: Float>(
         &self,
         operands: (&Storage, &Storage),
@@ -108,7 +108,7 @@ impl Processor {
         self.products.multiply(&self.threads, operands, bias, sizes)
     }
 
-    /// The exact values of some elements.
+    /// Converts elements to their exact values in `f32`.
     pub(super) fn widen(&self, stored: &Storage, range: Range<usize>, to: &mut [f32]) {
         with_elements!(stored, stored => rows::widen(self.arch(), &stored[range], to));
     }

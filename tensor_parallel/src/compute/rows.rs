@@ -13,8 +13,8 @@ use super::exponential::exp;
 use crate::float::Float;
 use crate::rotary::RotaryTable;
 
-/// Defines functions whose first parameter is the instruction set. Their bodies are inlined into code that is compiled for it. A closure
-/// that the compiler does not inline is compiled for the least processor.
+/// Defines functions whose first parameter is the instruction set. Their bodies are inlined into code that is compiled for it. A
+/// closure that the compiler does not inline is compiled for the baseline processor.
 macro_rules! vectorized {
     ($($(#[$doc:meta])* $visible:vis fn $name:ident<$life:lifetime $(, $T:ident)*>($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $($(#[$doc])*
@@ -39,17 +39,17 @@ pub(super) use vectorized;
 const PIECE: usize = 256;
 
 vectorized! {
-    /// The exact values.
+    /// Converts elements to their exact values in `f32`.
     pub(super) fn widen<'a, T>(from: &'a [T], to: &'a mut [f32]) {
         T::widen_into(from, to);
     }
 
-    /// The nearest values of the type.
+    /// Rounds values to the nearest values of the type.
     pub(super) fn narrow<'a, T>(from: &'a [f32], to: &'a mut [T]) {
         T::narrow_into(from, to);
     }
 
-    /// Sums, rounded.
+    /// Adds elements and rounds the sums.
     pub(super) fn add<'a, T, U>(to: &'a mut [T], from: &'a [U]) {
         let (mut wide_to, mut wide_from) = ([0.0; PIECE], [0.0; PIECE]);
         for (to, from) in to.chunks_mut(PIECE).zip(from.chunks(PIECE)) {
@@ -91,7 +91,7 @@ vectorized! {
     }
 }
 
-/// Uses 16 partial sums, since each addition to one sum waits for the last.
+/// Returns the sum of squares. It uses 16 partial sums, because each addition to the same sum waits for the one before.
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
     let (vectors, rest) = x.as_chunks::<16>();
@@ -104,7 +104,7 @@ fn sum_of_squares(x: &[f32]) -> f32 {
     fold(sums, |a, b| a + b) + rest.iter().map(|x| x * x).sum::<f32>()
 }
 
-/// Combines all lanes by halves: four steps wait for each other, instead of fifteen.
+/// Combines all lanes by halves: four dependent steps instead of fifteen.
 #[inline(always)]
 pub(super) fn fold(lanes: [f32; 16], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = array::from_fn(|i| combine(lanes[i], lanes[i + 8]));

@@ -1,11 +1,11 @@
-//! What each operation asks of the shapes of its operands, the same on the host and on a GPU. Pure.
+//! Checks of the operands' shapes for each operation, the same on the host and on a GPU. Pure.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Rows of `x`, inputs and outputs of `x · weightᵀ + bias`.
+/// Returns the rows of `x`, the inputs and the outputs of `x · weightᵀ + bias`.
 pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<[usize; 3]> {
     let (m, k, n) = (x.rows(), x.columns(), weight.rows());
     if weight.columns() != k {
@@ -17,18 +17,18 @@ pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
     }
 }
 
-/// `y` is like `x`, or one of its rows.
+/// Checks that `y` has the shape of `x` or of one of its rows.
 pub(super) fn add(x: &Tensor, y: &Tensor) -> Result<()> {
     let one_row = y.shape().len() == 1 && y.count() == x.columns();
     if one_row || y.shape() == x.shape() { Ok(()) } else { Err(Error::shape_mismatch("add", x, y)) }
 }
 
-/// The weight is as long as a row.
+/// Checks that the weight is as long as a row.
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor) -> Result<()> {
     if weight.count() == x.columns() { Ok(()) } else { Err(Error::shape_mismatch("norm", x, weight)) }
 }
 
-/// The width of gate and of up.
+/// Returns the width of gate and of up.
 pub(super) fn swiglu(x: &Tensor) -> Result<usize> {
     if x.columns().is_multiple_of(2) {
         return Ok(x.columns() / 2);
@@ -36,7 +36,7 @@ pub(super) fn swiglu(x: &Tensor) -> Result<usize> {
     Err(Error::input(format!("gate and up must be equally wide; {} columns are odd", x.columns())))
 }
 
-/// The columns are within `x`.
+/// Checks that the columns are within `x`.
 pub(super) fn slice_columns(x: &Tensor, columns: &Range<usize>) -> Result<()> {
     if columns.start <= columns.end && columns.end <= x.columns() {
         return Ok(());
@@ -44,7 +44,7 @@ pub(super) fn slice_columns(x: &Tensor, columns: &Range<usize>) -> Result<()> {
     Err(Error::input(format!("a tensor of shape {:?} has no columns {columns:?}", x.shape())))
 }
 
-/// Number, rows and width of the blocks, which have `keep` columns together.
+/// Returns number, rows and width of the blocks, which together have at least `keep` columns.
 pub(super) fn concat_columns(blocks: &Tensor, keep: usize) -> Result<[usize; 3]> {
     match *blocks.shape() {
         [count, rows, width] if keep <= count * width => Ok([count, rows, width]),

@@ -1,4 +1,4 @@
-//! Arrays without memory, to learn how much memory a model would take.
+//! Arrays without memory, to compute the memory that a model would take.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    /// Bytes asked for so far, also when this has moved into a model.
+    /// Returns the bytes requested so far, also after the value has moved into a model.
     pub(crate) fn kept(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.kept)
     }
 }
 
-/// What every operation answers.
+/// The result of every operation: an error.
 fn nothing_there<T>() -> Result<T> {
     Err(Error::input("this model has no memory and cannot compute; it was made to learn its size"))
 }

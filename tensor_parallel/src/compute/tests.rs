@@ -5,7 +5,7 @@ use super::*;
 use crate::rotary::{Rotary, RotaryScaling};
 use crate::tensor::Tensor;
 
-/// Small whole numbers, different for every seed: their products and sums are exact in any order.
+/// Returns small integers, different for every seed: their products and sums are exact in any order.
 fn whole(shape: &[usize], seed: usize, dtype: DType) -> Tensor {
     let count = shape.iter().product();
     let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 9) as f32 - 4.0;
@@ -94,7 +94,7 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
     assert_eq!(*joined.values().unwrap(), [0.0, 1.0, 2.0, 6.0, 7.0, 3.0, 4.0, 5.0, 9.0, 10.0]);
 }
 
-/// Attention of everything at once.
+/// Computes the attention of all positions at once.
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
     let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
     let host = Host::new(threads);
@@ -185,7 +185,7 @@ fn shapes_that_do_not_fit_are_errors() {
 #[test]
 fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
     let host = Host::new(1);
-    // More than addresses, and more bytes than can be counted.
+    // More elements than addresses, and more bytes than can be counted.
     for shape in [vec![1 << 23, 1 << 20, 8], vec![usize::MAX, 2]] {
         let error = host.zeros(&shape, DType::F32).unwrap_err().to_string();
         assert!(
@@ -234,7 +234,7 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
     }
 }
 
-/// Attention in f64, over all positions at once: `[position, head, element]`.
+/// Computes attention in f64, over all positions at once: `[position, head, element]`.
 fn reference(qkv: &[f32], [rows, heads, kv_heads, head_dim]: [usize; 4], window: Option<usize>) -> Vec<f64> {
     let width = (heads + 2 * kv_heads) * head_dim;
     let rotary = Rotary::new(head_dim, 10_000.0, RotaryScaling::None);
@@ -279,7 +279,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
         let values: Vec<f32> =
             (0..rows * width).map(|i| ((i * 7919 + i / 31) % 1009) as f32 / 200.0 - 2.5).collect();
         let want = reference(&values, [rows, heads, kv_heads, head_dim], window);
-        // Keys and values in bf16 are rounded, and so are queries and weights where the processor has tiles.
+        // Keys and values in bf16 are rounded, and so are queries and weights if the processor has tiles.
         let cases = [(DType::F32, 2e-5), (DType::BF16, 0.1)];
         for (set, (dtype, most)) in
             instruction_set::supported().into_iter().flat_map(|set| cases.map(|case| (set, case)))
@@ -307,7 +307,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
 #[test]
 fn what_a_query_does_not_see_does_not_reach_it_even_if_it_is_infinite() {
     let mut values: Vec<f32> = (0..100 * 16).map(|i| (i % 13) as f32 / 13.0).collect();
-    // Of one head of 4 elements: two query heads, a key, a value.
+    // One head of 4 elements: two query heads, a key, a value.
     for position in [10, 90] {
         values[position * 16 + 12] = f32::INFINITY;
     }

@@ -1,4 +1,4 @@
-//! Chat templates: from messages to the text that a model was trained on.
+//! Chat templates, which render messages to the prompt format that a model was trained on.
 
 use std::path::{Path, PathBuf};
 
@@ -14,51 +14,51 @@ use super::python_json;
 use crate::digest::digest;
 use crate::error::{Error, Result};
 
-/// The name under which the one template is known to the engine.
+/// The name of the template in the template engine.
 const NAME: &str = "chat_template";
-/// Larger files are no templates.
+/// The maximum size of a template file.
 const LARGEST_FILE: ByteSize = ByteSize::mib(4);
 
 /// One message of a chat.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Message {
-    /// Who says it: usually `system`, `user` or `assistant`. The template decides.
+    /// The role of the author, usually `system`, `user` or `assistant`. The template defines the roles.
     pub role: String,
     /// The text.
     pub content: String,
 }
 
 impl Message {
-    /// A message of the user.
+    /// Creates a message of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: "user".into(), content: content.into() }
     }
 
-    /// A system message, which comes first.
+    /// Creates a system message, which comes first.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".into(), content: content.into() }
     }
 }
 
-/// The time that a template may put into the prompt: templates of Llama 3 name the date.
+/// The time that a template may insert into the prompt: templates of Llama 3 include the date.
 ///
-/// Ranks have clocks and time zones of their own, and must get one prompt: broadcast the time of one rank.
+/// Ranks have their own clocks and time zones, but must render the same prompt: broadcast the time of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ChatTime {
     /// Seconds since 1970-01-01 00:00 UTC.
     seconds: i64,
-    /// Seconds that local time is ahead of UTC.
+    /// Offset of local time from UTC in seconds.
     offset: i32,
 }
 
 impl ChatTime {
-    /// The time now, in the time zone of this process.
+    /// Returns the current time in the time zone of this process.
     pub fn now() -> Self {
         let now = Local::now();
         Self { seconds: now.timestamp(), offset: now.offset().local_minus_utc() }
     }
 
-    /// What templates call to get the date.
+    /// Formats the date. Templates call this function.
     fn text(self, format: &str) -> Result<String, minijinja::Error> {
         use std::fmt::Write as _;
         let zone = FixedOffset::east_opt(self.offset);
@@ -94,7 +94,7 @@ struct NamedTemplate {
     template: String,
 }
 
-/// Old files have a whole object in place of the text.
+/// A token as text, or as an object in old files.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum SpecialToken {
@@ -120,11 +120,12 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template of a model folder: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`, of
-    /// several the one called `default`.
+    /// Reads the template of a model folder: `chat_template.jinja`, otherwise `chat_template` of `tokenizer_config.json`; of
+    /// several templates, the one with the name `default`.
     ///
     /// # Errors
-    /// [`ChatError::NoTemplate`] if there is none; otherwise names the file that is wrong or cannot be read.
+    /// Returns [`ChatError::NoTemplate`] if there is none; otherwise an error that names the file that is invalid or cannot be
+    /// read.
     pub fn open(folder: &Path) -> Result<Self> {
         let config_file = folder.join("tokenizer_config.json");
         let config: TokenizerConfig = match read(&config_file)? {
@@ -150,13 +151,13 @@ impl ChatTemplate {
         Ok(Self { environment, file, bos_token, eos_token, digest })
     }
 
-    /// The prompt for the model's answer to these messages. It has all special tokens as text: encode it with
+    /// Renders the prompt for the model's answer to messages. It contains all special tokens as text: encode it with
     /// [`Tokenizer::encode_raw`](super::Tokenizer::encode_raw), which adds none.
     ///
     /// # Errors
-    /// [`ChatError::Template`], with the template's own words if it refuses the messages.
+    /// Returns [`ChatError::Template`], with the message of the template if it rejects the messages.
     pub fn render(&self, messages: &[Message], now: ChatTime) -> Result<String, ChatError> {
-        // As transformers does for a chat without tools and documents.
+        // The same variables as transformers sets for a chat without tools and documents.
         let context = minijinja::context! {
             messages => Serde(messages),
             tools => (),
@@ -171,20 +172,20 @@ impl ChatTemplate {
         text.map_err(|source| ChatError::Template { file: self.file.clone(), source: source.into() })
     }
 
-    /// Equal for equal templates, wherever they were read.
+    /// Returns a hash of the template, whatever file it was read from.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
 }
 
-/// The template called `default`.
+/// Returns the template with the name `default`.
 fn default_of(templates: Vec<NamedTemplate>, file: &Path) -> Result<String, ChatError> {
     let names = templates.iter().map(|one| one.name.clone()).collect();
     let default = templates.into_iter().find(|one| one.name == "default");
     Ok(default.ok_or_else(|| ChatError::NoDefault { file: file.into(), names })?.template)
 }
 
-/// Jinja as transformers sets it up.
+/// Creates a Jinja environment with the same settings as transformers.
 fn environment(template: String) -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -195,7 +196,7 @@ fn environment(template: String) -> Result<Environment<'static>, minijinja::Erro
     Ok(environment)
 }
 
-/// The text of a file; `None` if there is no such file.
+/// Reads the text of a file. Returns `None` if there is no such file.
 fn read(file: &Path) -> Result<Option<String>> {
     match ryzanstein_config::file::read_text(file, LARGEST_FILE) {
         Ok(text) => Ok(Some(text)),
@@ -208,12 +209,12 @@ fn invalid(text: impl Into<String>) -> minijinja::Error {
     minijinja::Error::new(ErrorKind::InvalidOperation, text.into())
 }
 
-/// What templates call to refuse messages.
+/// Returns an error with this text. Templates call this function to reject messages.
 fn raise_exception(text: &str) -> Result<Value, minijinja::Error> {
     Err(invalid(text))
 }
 
-/// JSON with the options that `tojson` of transformers has.
+/// Serializes to JSON with the options of transformers' `tojson`.
 #[expect(clippy::needless_pass_by_value, reason = "the engine hands filters their arguments so")]
 fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;

@@ -1,13 +1,13 @@
-//! What is wrong with a chat template.
+//! Errors in chat templates.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why there is no prompt for some messages.
+/// An error of rendering messages to a prompt.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The folder has no template: the model was not trained for chats.
+    /// The folder has no template, because the model was not trained for chats.
     #[error(
         "{} has no chat template (`chat_template` in tokenizer_config.json, or chat_template.jinja): the model continues \
          text and does not chat; give the prompt as text", .0.display()
@@ -24,20 +24,20 @@ pub enum ChatError {
         /// Their names.
         names: Vec<String>,
     },
-    /// `tokenizer_config.json` is not what it should be.
+    /// `tokenizer_config.json` does not have the expected structure.
     #[error("{}: {source}", .file.display())]
     Config {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The parser's error.
         source: Arc<serde_json::Error>,
     },
-    /// The template is wrong, or refuses these messages.
+    /// The template is invalid, or rejects these messages.
     #[error("the chat template of {}: {source}", .file.display())]
     Template {
         /// The file with the template.
         file: PathBuf,
-        /// What is wrong.
+        /// The error of the template engine.
         source: Arc<minijinja::Error>,
     },
 }

@@ -1,4 +1,4 @@
-//! Text generation: the whole prompt in one pass, then token by token.
+//! Text generation: one pass for the whole prompt, then one for each token.
 
 mod chat;
 pub(crate) mod chat_error;
@@ -22,18 +22,18 @@ use crate::digest::digest;
 use crate::error::{RequestError, Result};
 use crate::model::{Decoder, Llama, ModelGroups, Passes, all_gather};
 
-/// What to generate.
+/// The options of a generation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GenerateOptions {
-    /// The most tokens to add.
+    /// The maximum number of new tokens.
     pub max_new_tokens: usize,
-    /// How tokens are chosen.
+    /// The sampling method.
     pub sampling: Sampling,
     /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
-    /// Whether to continue after a token that ends a text.
+    /// True to continue after an end token.
     pub ignore_end: bool,
-    /// Whether a GPU replays a CUDA graph for each token, or launches every operation.
+    /// The execution of passes on a GPU: replays of a CUDA graph, or launches of every operation.
     pub passes: Passes,
 }
 
@@ -49,10 +49,10 @@ impl Default for GenerateOptions {
     }
 }
 
-/// Why generation stopped.
+/// The reason for the end of a generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// It generated the maximum number of tokens.
+    /// The maximum number of tokens was reached.
     Length,
     /// The model generated this end token, which is the last of the new ones.
     End(u32),
@@ -60,22 +60,22 @@ pub enum StopReason {
     Caller,
 }
 
-/// What was generated.
+/// The result of a generation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Generated {
     /// The new tokens, without the prompt.
     pub tokens: Vec<u32>,
-    /// Why generation stopped.
+    /// The reason for the end of the generation.
     pub stop: StopReason,
 }
 
 impl Llama {
-    /// Generates tokens after `prompt`. Every rank passes the same arguments and gets the same tokens: the logits are gathered,
-    /// so all ranks choose from the same bits with the same random numbers.
+    /// Generates tokens after `prompt`. Every rank passes the same arguments and returns the same tokens: the logits are
+    /// gathered, so all ranks sample from identical logits with the same random numbers.
     ///
     /// # Errors
-    /// When ranks pass different prompts or options, prompt and new tokens are longer than the model allows, a token is not in
-    /// the vocabulary, or the group fails.
+    /// Returns an error if ranks pass different prompts or options, prompt and new tokens are longer than the model allows, a
+    /// token is not in the vocabulary, or the group fails.
     pub fn generate(
         &self,
         prompt: &[u32],
@@ -85,11 +85,11 @@ impl Llama {
         self.generate_with(prompt, options, groups, |_| ControlFlow::Continue(()))
     }
 
-    /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen. Return
-    /// [`ControlFlow::Break`] to stop. Every rank must do so after the same token.
+    /// Generates as [`generate`](Self::generate) does, and calls `on_token` with each new token. Return [`ControlFlow::Break`] to
+    /// stop. Every rank must do so after the same token.
     ///
     /// # Errors
-    /// As [`generate`](Self::generate).
+    /// Returns the errors of [`generate`](Self::generate).
     pub fn generate_with(
         &self,
         prompt: &[u32],
@@ -104,7 +104,7 @@ impl Llama {
         if options.max_new_tokens == 0 {
             return Ok(generated);
         }
-        // The last token is chosen and never fed back.
+        // The last token is sampled but not fed back.
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
         let positions =
             positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
@@ -129,8 +129,8 @@ impl Llama {
     }
 }
 
-/// Refuses a request that is not the same on all ranks: they would compute with a mixture of its prompts. All ranks get the
-/// same error.
+/// Returns an error if a request is not the same on all ranks: they would compute with a mixture of its prompts. All ranks return
+/// the same error.
 fn check_same_request(prompt: &[u32], options: &GenerateOptions, groups: &mut dyn ModelGroups) -> Result<()> {
     let mine = (digest(prompt.iter().flat_map(|token| token.to_le_bytes())), format!("{options:?}"));
     let all = all_gather(&mine, groups)?;

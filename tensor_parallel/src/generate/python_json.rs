@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, for the templates' `tojson`.
+//! JSON in the format of Python's `json.dumps`, for the templates' `tojson`.
 
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
@@ -6,17 +6,17 @@ use std::io::{Result, Write};
 use serde::Serialize;
 use serde_json::Value;
 
-/// The arguments of `json.dumps` that templates may give.
+/// The arguments of `json.dumps` that templates may set.
 #[derive(Debug)]
 pub(super) struct Style {
-    /// Spaces of a level, each value on a line of its own; everything on one line without it.
+    /// Number of spaces per level, with each value on its own line; everything on one line if `None`.
     pub(super) indent: Option<usize>,
-    /// What stands between values, and between a key and its value.
+    /// The separator between values, and that between a key and its value.
     pub(super) separators: (String, String),
     pub(super) ensure_ascii: bool,
 }
 
-/// The value as text.
+/// Serializes a value.
 pub(super) fn text(value: &impl Serialize, style: Style) -> serde_json::Result<String> {
     let mut out = Vec::new();
     let formatter = Formatter { style, depth: 0, is_empty: true };
@@ -24,7 +24,7 @@ pub(super) fn text(value: &impl Serialize, style: Style) -> serde_json::Result<S
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
-/// The same with the keys of all objects in order.
+/// Sorts the keys of all objects.
 pub(super) fn sorted(value: Value) -> Value {
     match value {
         Value::Array(values) => values.into_iter().map(sorted).collect(),
@@ -39,7 +39,7 @@ pub(super) fn sorted(value: Value) -> Value {
 struct Formatter {
     style: Style,
     depth: usize,
-    /// Whether the array or object that ends next has no values.
+    /// True if the innermost open array or object has no values.
     is_empty: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine. So the random
-//! numbers are our own, and the exponentials do not come from the system's library.
+//! Sampling of tokens from logits. Pure: the same logits and seed give the same token on every rank and machine. So the random
+//! number generator and the exponential function are our own, not those of the system's library.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -8,30 +8,30 @@ use std::num::NonZeroUsize;
 
 use crate::error::{ConfigurationError, Error, Result};
 
-/// How tokens are chosen.
+/// The sampling method.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Sampling {
-    /// The most likely token; the lowest of equals.
+    /// The most likely token; the lowest one of a tie.
     Greedy,
     /// A random token, by its probability.
     Random {
-        /// Logits are divided by this: below 1, likely tokens become likelier.
+        /// The divisor of the logits: below 1, likely tokens become more likely.
         temperature: f64,
-        /// Sample from the likeliest tokens that together have this probability.
+        /// Sample from the most likely tokens that together have this probability.
         top_p: f64,
-        /// Sample from the K likeliest tokens only; `None` means all.
+        /// Sample from the K most likely tokens only; `None` means all.
         top_k: Option<NonZeroUsize>,
         /// The seed of the random numbers.
         seed: u64,
     },
 }
 
-/// Penalties make tokens that have occurred less likely, or likelier. The default changes nothing.
+/// Penalties that make tokens that have occurred less likely, or more likely. The default changes nothing.
 ///
 /// They apply in this order, as in vLLM; presence and frequency are those of the OpenAI API.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Penalties {
-    /// Divides the positive logits, and multiplies the others, of tokens in the prompt and of new ones. Above 0; 1 for none.
+    /// Divisor of the positive logits, and factor of the others, for tokens in the prompt and new ones. Above 0; 1 for none.
     pub repetition: f32,
     /// Subtracted from the logits of tokens generated so far. From -2 to 2; 0 for none.
     pub presence: f32,
@@ -46,10 +46,10 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    /// Returns the penalties if they are in their ranges.
+    /// Returns the penalties if they are in range.
     ///
     /// # Errors
-    /// Names the penalty that is not.
+    /// Returns an error that names the penalty that is out of range.
     pub fn check(self) -> Result<Self> {
         if !(self.repetition > 0.0 && self.repetition.is_finite()) {
             return Err(ConfigurationError::RepetitionPenalty(self.repetition).into());
@@ -63,21 +63,21 @@ impl Penalties {
     }
 }
 
-/// Chooses the tokens of one sequence, one after the other.
+/// Samples the tokens of one sequence, one after the other.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     state: u64,
     penalties: Penalties,
-    /// How often each token has been chosen; 0 for those of the prompt only. Empty without penalties.
+    /// Number of times that each token has been generated; 0 for those of the prompt only. Empty without penalties.
     chosen: BTreeMap<u32, u32>,
 }
 
 impl Sampler {
-    /// Starts from the seed.
+    /// Creates a sampler, seeded by `sampling`.
     ///
     /// # Errors
-    /// When the temperature is not positive, or `top_p` not above 0 and at most 1.
+    /// Returns an error if the temperature is not positive, or if `top_p` is not above 0 and at most 1.
     pub fn new(sampling: Sampling) -> Result<Self> {
         let mut state = 0;
         if let Sampling::Random { temperature, top_p, seed, .. } = sampling {
@@ -92,10 +92,10 @@ impl Sampler {
         Ok(Self { sampling, state, penalties: Penalties::default(), chosen: BTreeMap::new() })
     }
 
-    /// Penalises the tokens of `prompt`, and those that it chooses from now on.
+    /// Adds penalties for the tokens of `prompt`, and for those that are generated from now on.
     ///
     /// # Errors
-    /// When a penalty is out of its range.
+    /// Returns an error if a penalty is out of its range.
     pub fn with_penalties(mut self, penalties: Penalties, prompt: &[u32]) -> Result<Self> {
         self.penalties = penalties.check()?;
         if penalties != Penalties::default() {
@@ -104,10 +104,10 @@ impl Sampler {
         Ok(self)
     }
 
-    /// The next token.
+    /// Samples the next token.
     ///
     /// # Errors
-    /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken.
+    /// Returns an error if a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         let token = self.choose_from(&self.penalised(logits))?;
         if self.penalties != Penalties::default() {
@@ -116,7 +116,7 @@ impl Sampler {
         Ok(token)
     }
 
-    /// The logits less the penalties.
+    /// Returns the logits after the penalties.
     fn penalised<'a>(&self, logits: &'a [f32]) -> Cow<'a, [f32]> {
         let Penalties { repetition, presence, frequency } = self.penalties;
         let mut logits = Cow::Borrowed(logits);
@@ -155,7 +155,7 @@ impl Sampler {
         }
     }
 
-    /// A number in `[0, 1)` (SplitMix64).
+    /// Returns a number in `[0, 1)` (SplitMix64).
     fn next(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.state;
@@ -168,7 +168,7 @@ impl Sampler {
 fn sample(logits: &[f32], greatest: f64, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
     let weight = |logit: f32| libm::exp((f64::from(logit) - greatest) / temperature);
     let mut tokens: Vec<(f64, u32)> = logits.iter().zip(0..).map(|(l, token)| (weight(*l), token)).collect();
-    // Likeliest first, equals by token, so that the order is the same everywhere.
+    // The most likely token first, ties by token, so that the order is the same everywhere.
     tokens.sort_unstable_by(|a, b| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1)));
     tokens.truncate(top_k);
     let total: f64 = tokens.iter().map(|t| t.0).sum();
@@ -211,7 +211,7 @@ mod tests {
                 let error = sampler.choose(&logits).unwrap_err().to_string();
                 assert!(error.contains("logit") && error.contains("token"), "{logits:?}: {error}");
             }
-            // A token that is ruled out is no fault.
+            // A token with a logit of negative infinity is valid.
             assert_eq!(sampler.choose(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1);
         }
     }

@@ -1,16 +1,16 @@
-//! Text as it is generated, token by token.
+//! Incremental decoding of generated tokens.
 
 use super::Tokenizer;
 use crate::error::Result;
 
-/// Tokens of the prompt that the first new token is decoded with: enough to get its space right.
+/// Number of tokens of the prompt that the first new token is decoded with: enough for a correct space.
 const CONTEXT: usize = 8;
 
-/// Turns tokens into text, one by one.
+/// Decodes tokens to text incrementally.
 ///
-/// A token may be a part of a character, and whether a space precedes it depends on its neighbours. So the stream decodes a
-/// token together with those before it, and returns text once its characters are complete. It holds back text that may be the
-/// beginning of a stop string.
+/// A token may be a part of a character, and a leading space may depend on its neighbours. So the stream decodes a token together
+/// with the preceding ones, and returns text once its characters are complete. It holds back text that may be the beginning of a
+/// stop string.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -26,21 +26,21 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// A stream of the text after `prompt`. It ends before the first of the `stop` strings.
+    /// Creates a stream of the text after `prompt`. The stream ends before the first of the `stop` strings.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
         let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
         Self { tokenizer, context: 0, decoded: tokens.len(), tokens, stop, held: String::new(), ended: false }
     }
 
-    /// Takes a token; returns the text that is certain now.
+    /// Adds a token. Returns the text that is final now.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// Returns an error if the tokenizer fails.
     pub fn push(&mut self, token: u32) -> Result<String> {
         self.tokens.push(token);
         let new = self.decode_new()?;
-        // The end of a character may be in the next token.
+        // The next token may complete a character.
         if new.is_empty() || new.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(String::new());
         }
@@ -49,32 +49,32 @@ impl<'a> TextStream<'a> {
         Ok(self.release(&new))
     }
 
-    /// Whether a stop string has been found. No text follows.
+    /// Returns true if a stop string has been found. No more text follows.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// The rest of the text, when no more tokens come.
+    /// Returns the rest of the text, after the last token.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// Returns an error if the tokenizer fails.
     pub fn finish(mut self) -> Result<String> {
         let new = self.decode_new()?;
         let released = self.release(&new);
         Ok(released + &self.held)
     }
 
-    /// The text of the tokens from `decoded` on.
+    /// Decodes the tokens from `decoded` on.
     fn decode_new(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[self.context..self.decoded])?;
         let mut all = self.tokenizer.decode(&self.tokens[self.context..])?;
-        // A prompt may end inside a character: what stands there is another one once the character is whole.
+        // A prompt may end inside a character: the end of its text changes once the character is complete.
         let common = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
         let from = common.map(|(c, _)| c.len_utf8()).sum();
         Ok(all.split_off(from))
     }
 
-    /// Adds text; returns what cannot be a part of a stop string.
+    /// Adds text. Returns the text that cannot be a part of a stop string.
     fn release(&mut self, new: &str) -> String {
         if self.ended {
             return String::new();
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A tokenizer whose tokens are single bytes, as those of GPT-2 and its successors are.
+    /// Creates a tokenizer whose tokens are single bytes, as in GPT-2 and its successors.
     fn bytes() -> Tokenizer {
         let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
         let mut letters: Vec<char> = alphabet.into_iter().collect();
@@ -114,7 +114,7 @@ mod tests {
         }))
     }
 
-    /// A tokenizer of whole words that marks spaces, as those of Llama 2 and Mistral do.
+    /// Creates a tokenizer of whole words that marks spaces, as in Llama 2 and Mistral.
     fn words() -> Tokenizer {
         let space = serde_json::json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true });
         let vocab = serde_json::json!({ "<unk>": 0, "▁Paris": 1, "▁is": 2, "▁big": 3, "ger": 4 });
@@ -194,7 +194,7 @@ mod tests {
             let tokenizer = bytes();
             let tokens = tokenizer.encode(&text).unwrap();
             let (prompt, new) = tokens.split_at(at.min(tokens.len()));
-            // The character that the prompt begins comes whole.
+            // A character that begins in the prompt is returned completely.
             let before = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= prompt.len()).last();
             let before = if prompt.len() == text.len() { text.len() } else { before.unwrap_or(0) };
             prop_assert_eq!(streamed(&tokenizer, prompt, new, &[]).concat(), &text[before..]);

@@ -1,4 +1,4 @@
-//! A model with its tokenizer: from text to text.
+//! A model with its tokenizer, from text to text.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use super::{ChatError, ChatTemplate, ChatTime, GenerateOptions, Message, TextStr
 use crate::error::{Error, Result};
 use crate::model::{Llama, ModelGroups, broadcast, check_all_ranks};
 
-/// One rank's share of a model, with the tokenizer and the chat template of its folder.
+/// One rank's shard of a model, with the tokenizer and the chat template of its folder.
 #[derive(Debug)]
 pub struct TextModel {
     model: Arc<Llama>,
     text: TextFiles,
 }
 
-/// What turns messages and text into tokens.
+/// The tokenizer and the chat template.
 #[derive(Debug)]
 struct TextFiles {
     tokenizer: Tokenizer,
-    /// A model without a template, or with one that does not work here, still completes text.
+    /// The template, or its error: the model then still completes text.
     chat: Result<ChatTemplate, ChatError>,
 }
 
 impl TextFiles {
-    /// Also returns a digest of both.
+    /// Opens the files of a folder. Also returns a digest of both.
     fn open(folder: &Path) -> Result<(Self, u64)> {
         let tokenizer = Tokenizer::open(folder)?.ok_or_else(|| {
             Error::input(format!(
@@ -44,38 +44,38 @@ impl TextFiles {
 }
 
 impl TextModel {
-    /// Loads a folder; see [`Llama::load`].
+    /// Loads a model from a folder; see [`Llama::load`].
     ///
     /// # Errors
-    /// As [`Llama::load`], and when the folder has no tokenizer.
+    /// Returns the errors of [`Llama::load`], and an error if the folder has no tokenizer.
     pub fn load(folder: &Path, dtype: Option<DType>, groups: &mut dyn ModelGroups) -> Result<Self> {
         let open = || TextFiles::open(folder);
         let (model, text) = Llama::load_and(folder, dtype, groups, |_, _| {}, open)?;
         Ok(Self { model: Arc::new(model), text })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Llama> {
         &self.model
     }
 
-    /// Its tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.text.tokenizer
     }
 
-    /// Its chat template.
+    /// Returns the chat template.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Returns the error of loading the template.
     pub fn chat_template(&self) -> Result<&ChatTemplate, ChatError> {
         self.text.chat.as_ref().map_err(Clone::clone)
     }
 
-    /// The text that follows `prompt`. Every rank passes the same arguments and gets the same text.
+    /// Completes `prompt`. Every rank passes the same arguments and returns the same text.
     ///
     /// # Errors
-    /// As [`Llama::generate`]. When the tokenizer fails on one rank, all fail.
+    /// Returns the errors of [`Llama::generate`]. If the tokenizer fails on one rank, all fail.
     pub fn complete(
         &self,
         prompt: &str,
@@ -85,11 +85,12 @@ impl TextModel {
         self.follow(self.tokenizer().encode(prompt), options, groups)
     }
 
-    /// The answer to the messages of a chat. Every rank passes the same arguments and gets the same text. A template that asks
-    /// for the date gets that of the first rank.
+    /// Answers the messages of a chat. Every rank passes the same arguments and returns the same text. A template that uses the
+    /// date gets that of the first rank.
     ///
     /// # Errors
-    /// As [`complete`](Self::complete). When the model has no chat template, or refuses the messages of one rank, all fail.
+    /// Returns the errors of [`complete`](Self::complete). If the model has no chat template, or rejects the messages of one
+    /// rank, all fail.
     pub fn chat(
         &self,
         messages: &[Message],
@@ -129,7 +130,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha")
     }
 
-    /// The fixture with a tokenizer of a hundred words that marks spaces, as those of Llama 2 and Mistral do.
+    /// Creates the fixture with a tokenizer of a hundred words that marks spaces, as in Llama 2 and Mistral.
     fn words() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for file in ["config.json", "model.safetensors"] {
@@ -148,7 +149,7 @@ mod tests {
         folder
     }
 
-    /// What each of two ranks gets.
+    /// Runs `work` on two ranks and returns their results.
     fn on_two<T: Send>(work: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let work = &work;

@@ -1,4 +1,4 @@
-//! Text to tokens and back, by the `tokenizer.json` of a model folder.
+//! Encoding of text to tokens and decoding of tokens, by the `tokenizer.json` of a model folder.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::model::ModelFileError;
 
-/// Twice the largest tokenizer known.
+/// The maximum size of a tokenizer file, twice that of the largest known one.
 const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 
 /// The tokenizer of a model.
@@ -22,20 +22,20 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder; `None` if there is none. Ignores its padding and truncation, which are for batches in
-    /// training.
+    /// Reads `tokenizer.json` of a folder. Returns `None` if there is none. Ignores its padding and truncation, which are for
+    /// batches in training.
     ///
     /// # Errors
-    /// When it cannot be read or is not a tokenizer.
+    /// Returns an error if it cannot be read or is not a tokenizer.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
         let parse = |text| Self::from_bytes(&path(directory), text);
         Self::read(directory)?.map(parse).transpose()
     }
 
-    /// The bytes of `tokenizer.json` of a folder, for ranks that cannot read it; `None` if there is none.
+    /// Returns the bytes of a folder's `tokenizer.json`, for ranks that cannot read it, or `None` if there is none.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Returns an error if it cannot be read.
     pub fn read(directory: &Path) -> Result<Option<Vec<u8>>> {
         let file = path(directory);
         match file::read(&file, LARGEST_FILE) {
@@ -45,10 +45,10 @@ impl Tokenizer {
         }
     }
 
-    /// A tokenizer from the bytes of a `tokenizer.json`. Errors name `file`.
+    /// Parses the bytes of a `tokenizer.json`. Errors name `file`.
     ///
     /// # Errors
-    /// When they are no tokenizer.
+    /// Returns an error if they are not a tokenizer.
     pub fn from_bytes(file: &Path, text: Vec<u8>) -> Result<Self> {
         let digest = digest(text.iter().copied());
         let inner = caught(file, "be used", || {
@@ -59,24 +59,23 @@ impl Tokenizer {
         Ok(Self { file: file.into(), inner, digest })
     }
 
-    /// The tokens of a text, with the special tokens that the model expects around it.
+    /// Encodes text, and adds the special tokens that the model expects around it.
     ///
     /// # Errors
-    /// When the text has something that the tokenizer cannot express.
+    /// Returns an error if the tokenizer cannot express the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text that already has its special tokens, such as the result of a
-    /// [`ChatTemplate`](super::ChatTemplate).
+    /// Encodes text that already contains its special tokens, such as the result of a [`ChatTemplate`](super::ChatTemplate).
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Returns the errors of [`encode`](Self::encode).
     pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
     }
 
-    /// Equal for equal files.
+    /// Returns a hash of the file.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
@@ -87,10 +86,10 @@ impl Tokenizer {
         })
     }
 
-    /// The text of some tokens, without special tokens.
+    /// Decodes tokens, without special tokens.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// Returns an error if the tokenizer fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         caught(&self.file, "decode these tokens", || self.inner.decode(tokens, true))
     }
@@ -100,7 +99,7 @@ fn path(directory: &Path) -> PathBuf {
     directory.join("tokenizer.json")
 }
 
-/// Calls the tokenizers library. It panics at some files; a panic becomes an error.
+/// Calls the tokenizers library, which panics on some files. Turns a panic into an error.
 fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     CATCHES.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -115,7 +114,7 @@ thread_local! {
     static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether this crate would turn a panic of this thread into an error now, so that a panic hook need not report it.
+/// Returns true if this crate would turn a panic of this thread into an error now, so that a panic hook need not report it.
 pub fn catches_panics() -> bool {
     CATCHES.get()
 }
@@ -124,7 +123,7 @@ pub fn catches_panics() -> bool {
 mod tests {
     use super::*;
 
-    /// What becomes of the prompt `hi` with this `tokenizer.json`.
+    /// Encodes the prompt `hi` with this `tokenizer.json`.
     fn encoded(tokenizer: &str) -> Result<Vec<u32>> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();

@@ -1,6 +1,6 @@
-//! Memory of the GPU for tensors: what stays is allocated exactly, what passes comes from a pool.
+//! GPU memory for tensors: long-lived memory is allocated in exact sizes, short-lived memory comes from a pool.
 //!
-//! All work of one rank is on one stream, so a block may be used again as soon as its last use is enqueued.
+//! All work of one rank is on one stream, so a block may be reused as soon as its last use is enqueued.
 
 #![expect(unsafe_code, reason = "views and copies of GPU memory; each block says why it holds")]
 
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::memory;
 use crate::storage::{Storage, with_elements};
 
-/// A GPU with the pool of its passing tensors.
+/// A GPU with the pool of its short-lived tensors.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) device: Device,
@@ -26,14 +26,14 @@ pub(crate) struct Gpu {
     pool: Mutex<Pool>,
 }
 
-/// Blocks not in use, by size.
+/// Unused blocks, by size.
 type Free = HashMap<usize, Vec<DeviceBuffer>>;
 
 #[derive(Debug, Default)]
 struct Pool {
     free: Free,
-    /// For each thread that captures, the blocks that its graph has used already: the graph keeps their addresses, so nothing
-    /// else may get them.
+    /// Blocks that a graph under capture has used already, by capturing thread: the graph keeps their addresses, so they must not
+    /// be used otherwise.
     captured: HashMap<ThreadId, Free>,
 }
 
@@ -51,7 +51,7 @@ impl Pool {
         free.entry(class).or_default().push(buffer);
     }
 
-    /// The blocks that this thread's capture uses again.
+    /// Returns the unused blocks of this thread's capture.
     fn captured_here(&mut self) -> Option<&mut Free> {
         if self.captured.is_empty() { None } else { self.captured.get_mut(&thread::current().id()) }
     }
@@ -61,7 +61,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The size of the block that serves so many bytes: an eighth larger at most, so that few sizes serve many lengths.
+/// Returns the size of the block for `bytes`. It is at most an eighth larger, so that few sizes serve many lengths.
 pub(crate) fn class(bytes: usize) -> usize {
     let step = (bytes.next_power_of_two() / 16).max(256);
     bytes.next_multiple_of(step)
@@ -79,7 +79,7 @@ impl Gpu {
     fn allocate(&self, bytes: usize) -> Result<DeviceBuffer> {
         let allocate = || DeviceBuffer::new(&self.device, DType::U8, bytes);
         match allocate() {
-            // What the pool holds may be just what is lacking.
+            // The pool may hold the memory that is lacking.
             Err(DeviceError::Budget { .. } | DeviceError::OutOfMemory { .. }) if self.empty() => {
                 Ok(allocate()?)
             }
@@ -87,7 +87,7 @@ impl Gpu {
         }
     }
 
-    /// Frees what the pool holds; false while work is captured, which freeing would disturb.
+    /// Frees the memory of the pool. Returns false while work is captured, which freeing would disturb.
     fn empty(&self) -> bool {
         let mut pool = lock(&self.pool);
         let is_calm = pool.captured.is_empty();
@@ -99,12 +99,12 @@ impl Gpu {
         is_calm
     }
 
-    /// Memory of exactly this size, freed when dropped: for what stays.
+    /// Allocates long-lived memory of exactly this size, which is freed when it is dropped.
     pub(crate) fn keep(self: &Arc<Self>, bytes: usize) -> Result<Block> {
         Ok(Block { buffer: Some(self.allocate(bytes)?), pooled: None, gpu: Arc::clone(self) })
     }
 
-    /// Memory from the pool, and back to it when dropped.
+    /// Allocates memory from the pool, which returns there when it is dropped.
     pub(crate) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Block> {
         let class = class(bytes.max(1));
         let free = lock(&self.pool).take(class);
@@ -125,7 +125,7 @@ impl Drop for Gpu {
     }
 }
 
-/// Blocks that a graph uses. They go back to the pool when dropped.
+/// Blocks that a graph uses. They return to the pool when they are dropped.
 #[derive(Debug)]
 pub(crate) struct CapturedMemory {
     gpu: Arc<Gpu>,
@@ -133,10 +133,10 @@ pub(crate) struct CapturedMemory {
 }
 
 impl CapturedMemory {
-    /// Keeps what `work`, which this thread captures meanwhile, takes and gives back.
+    /// Keeps the blocks that `work`, which this thread captures meanwhile, allocates and drops.
     ///
     /// # Errors
-    /// When this thread captures already.
+    /// Returns an error if this thread is already capturing.
     pub(crate) fn during<T>(gpu: &Arc<Gpu>, work: impl FnOnce() -> T) -> Result<(Self, T)> {
         match lock(&gpu.pool).captured.entry(thread::current().id()) {
             Entry::Occupied(_) => {
@@ -144,7 +144,7 @@ impl CapturedMemory {
             }
             Entry::Vacant(new) => new.insert(Free::new()),
         };
-        // Even if `work` panics, what comes after it takes from the pool again.
+        // Even if `work` panics, later allocations use the pool again.
         let mut captured = Self { gpu: Arc::clone(gpu), free: Free::new() };
         let ends = Ends(&mut captured);
         let done = work();
@@ -153,7 +153,7 @@ impl CapturedMemory {
     }
 }
 
-/// The end of a capture.
+/// Guard that ends a capture.
 struct Ends<'a>(&'a mut CapturedMemory);
 
 impl Drop for Ends<'_> {
@@ -172,7 +172,7 @@ impl Drop for CapturedMemory {
     }
 }
 
-/// Some bytes of the GPU's memory, aligned to 256.
+/// A block of GPU memory, aligned to 256 bytes.
 #[derive(Debug)]
 pub(crate) struct Block {
     buffer: Option<DeviceBuffer>,
@@ -189,22 +189,22 @@ impl Block {
         self.buffer.as_ref().map_or(0, DeviceBuffer::bytes)
     }
 
-    /// Whether it is used in the order of this one's stream.
+    /// Returns true if the block is used in the order of this GPU's stream.
     pub(crate) fn is_on(&self, gpu: &Gpu) -> bool {
         self.gpu.device.stream().handle() == gpu.device.stream().handle()
     }
 
-    /// Enqueues zeros.
+    /// Enqueues filling the block with zeros.
     pub(crate) fn clear(&mut self) -> Result<()> {
-        // SAFETY: the block's own memory, which is freed or used again only behind this in the same stream.
+        // SAFETY: the block's own memory, which is freed or reused only later in the same stream.
         unsafe { self.gpu.device.stream().fill(self.address(), 0, self.bytes()) }?;
         Ok(())
     }
 
-    /// Enqueues a copy of ordinary host memory, to the start of the block.
+    /// Enqueues a copy from pageable host memory to the start of the block.
     pub(crate) fn write(&mut self, from: &[u8]) -> Result<()> {
         assert!(from.len() <= self.bytes(), "the block holds what is copied");
-        // SAFETY: the length was checked; ordinary memory is taken before the call returns.
+        // SAFETY: the length was checked; pageable memory is read before the call returns.
         unsafe { self.gpu.device.stream().copy_from_host(self.address(), from) }?;
         Ok(())
     }
@@ -233,7 +233,7 @@ impl DeviceArray {
         Self { block, dtype, count }
     }
 
-    /// Another array there, of unspecified content.
+    /// Allocates another array on this GPU, of unspecified content.
     pub(crate) fn like(&self, count: usize) -> Result<Self> {
         Ok(Self::new(self.block.gpu.scratch(count * self.dtype.size())?, self.dtype, count))
     }
@@ -269,34 +269,34 @@ impl DeviceArray {
     }
 
     pub(crate) fn view(&self, range: Range<usize>) -> View<'_> {
-        // SAFETY: within this array. Its block is written, and used again by others, in the order of the stream only, so
-        // behind calls that were enqueued there; what is enqueued beside it, `Work` joins to the stream before it gives the
-        // array back. Freeing waits for the GPU.
+        // SAFETY: within this array. Its block is written, and reused by others, only in the order of the stream, so after calls
+        // that were enqueued there; calls on other streams are joined to the stream by `Work` before it returns the array.
+        // Freeing waits for the GPU.
         unsafe { View::on_device(self.dtype, self.memory(&range)) }
     }
 
     pub(crate) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
-        // SAFETY: as above, and the view borrows the array alone.
+        // SAFETY: as above, and the view borrows the array exclusively.
         unsafe { ViewMut::on_device(self.dtype, self.memory(&range)) }
     }
 
-    /// Enqueues a copy of some elements to others of this array, from `to` on. They must not overlap.
+    /// Enqueues a copy of elements to others of this array, from `to` on. The two must not overlap.
     pub(crate) fn copy_within(&mut self, from: Range<usize>, to: usize) -> Result<()> {
         let end = to + from.len();
         assert!(end <= from.start || from.end <= to, "a copy does not overlap what it copies");
         let (source, target) = (self.memory(&from), self.memory(&(to..end)));
-        // SAFETY: both are within this array, which is borrowed alone, and do not overlap.
+        // SAFETY: both are within this array, which is borrowed exclusively, and do not overlap.
         unsafe { self.block.gpu.device.stream().copy(target.address, source.address, source.bytes) }?;
         Ok(())
     }
 
-    /// Enqueues a copy of some elements, `count` in all, to another array.
+    /// Enqueues a copy of elements, `count` in total, to another array.
     pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>, count: usize) -> Result<Self> {
         let copy = self.like(count)?;
         let mut at = 0;
         for range in ranges {
             let (source, target) = (self.memory(&range), copy.memory(&(at..at + range.len())));
-            // SAFETY: within both arrays, of the same GPU and type; the new one is known to nobody else.
+            // SAFETY: within both arrays, of the same GPU and type; the new one has no other reference.
             unsafe { self.block.gpu.device.stream().copy(target.address, source.address, source.bytes) }?;
             at += range.len();
         }
@@ -313,16 +313,16 @@ impl DeviceArray {
     ) -> Result<()> {
         assert!(at + rows * width <= self.count * self.dtype.size(), "the rows are within the array");
         let gpu = &self.block.gpu;
-        // SAFETY: checked above to be within this array, which is borrowed alone.
+        // SAFETY: checked above to be within this array, which is borrowed exclusively.
         unsafe { lock(&gpu.staging).upload(&gpu.device, self.address() + at as u64, rows, width, fill) }
     }
 
-    /// Waits for what computes it, and copies it. The exact values.
+    /// Waits for the computation of the values, and copies them. They are exact.
     pub(crate) fn download(&self) -> Result<Vec<f32>> {
         let copy = |bytes: &mut [u8]| {
             assert!(bytes.len() == self.count * self.dtype.size(), "there is room for the whole array");
             let gpu = &self.block.gpu;
-            // SAFETY: the array has as many bytes.
+            // SAFETY: the array has the same number of bytes.
             unsafe { lock(&gpu.staging).download(&gpu.device, bytes, self.address()) }
         };
         if self.dtype == DType::F32 {

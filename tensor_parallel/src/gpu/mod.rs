@@ -1,4 +1,4 @@
-//! Memory of a GPU, and what goes to and from it.
+//! GPU memory, and transfers to and from it.
 
 mod memory;
 mod staging;

@@ -1,5 +1,5 @@
-//! Copies between ordinary memory and the GPU's through pinned buffers, two of them, so that one is filled while the other
-//! is on its way.
+//! Copies between pageable host memory and GPU memory through two pinned buffers, so that one is filled while the other is
+//! transferred.
 
 #![expect(unsafe_code, reason = "copies to and from GPU memory; each block says why it holds")]
 
@@ -11,21 +11,22 @@ use ryzanstein_process_group::device::{Device, DeviceError, Event, PinnedBuffer}
 use crate::error::Result;
 use crate::threads::Threads;
 
-/// Bytes of a pinned buffer: enough that starting a copy costs nothing beside it, and few, as pinning takes half a
-/// millisecond a megabyte.
+/// Size of a pinned buffer: large enough that the cost of starting a copy is negligible, and small, because pinning takes half a
+/// millisecond per megabyte.
 const BYTES: usize = 8 << 20;
-/// Pieces of this size and more are filled by several threads.
+/// The minimum size of pieces that several threads fill.
 const PARALLEL_FROM: usize = 1 << 20;
-/// What a thread takes at a time: small beside its share, so that none waits long for one that was held up.
+/// Size of the part that a thread copies at a time: small compared with its total, so that no thread waits long for a delayed
+/// one.
 const SHARE: usize = 256 << 10;
-/// From the page cache, so many fill the buffers as quickly as more do. Where there are more than processors, all wait
-/// for those that have none.
+/// The maximum number of threads that fill buffers: from the page cache, more threads are not faster. With more threads than
+/// CPUs, all wait for those that are not scheduled.
 const MOST_THREADS: usize = 8;
-/// No copy takes longer on a bus that works.
+/// Time limit of a copy, which no copy on a working bus exceeds.
 const COPIED_WITHIN: Duration = Duration::from_secs(600);
-/// How long a wait asks without pause: a pass of a large model takes less, and sleeping costs a token's time more.
+/// Time for which a wait spins: longer than a pass of a large model, because sleeping would add more to the latency of a token.
 const SPIN: Duration = Duration::from_millis(50);
-/// Nothing that is waited for here takes longer, unless another rank has gone; the group's own deadline is shorter.
+/// Time limit of other waits, which none exceeds unless another rank is lost; the deadline of the group is shorter.
 const IDLE_WITHIN: Duration = Duration::from_secs(3600);
 
 /// Two pinned buffers, allocated at first use.
@@ -37,12 +38,12 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// With up to so many threads to fill the buffers.
+    /// Creates buffers that are filled by up to `threads` threads.
     pub(super) fn new(threads: usize) -> Self {
         Self { threads: Threads::new(threads.min(MOST_THREADS), "copy"), buffers: Vec::new(), next: 0 }
     }
 
-    /// Which buffer to use: the one whose copy was enqueued longest ago, when that is done.
+    /// Returns the index of the buffer whose copy was enqueued first, once that copy is complete.
     fn take(&mut self, device: &Device, bytes: usize) -> Result<usize> {
         self.next = (self.next + 1) % 2;
         let missing = self.buffers.len() <= self.next;
@@ -62,11 +63,11 @@ impl Staging {
         Ok(self.next)
     }
 
-    /// Enqueues the copy of `rows` rows of `width` bytes, which `fill` provides some at a time: it gets the rows'
-    /// numbers and their place in pinned memory. Returns when the last piece is enqueued.
+    /// Enqueues the copy of `rows` rows of `width` bytes, which `fill` provides several at a time: it receives the indices of the
+    /// rows and their place in pinned memory. Returns when the last piece is enqueued.
     ///
     /// # Safety
-    /// All rows fit the memory at `to`, which nothing else uses but in the order of the device's stream.
+    /// All rows fit the memory at `to`, which is used otherwise only in the order of the device's stream.
     pub(super) unsafe fn upload(
         &mut self,
         device: &Device,
@@ -90,25 +91,25 @@ impl Staging {
                 let first = start + i * share;
                 fill(first..first + bytes.len() / width, bytes);
             });
-            // SAFETY: the target is the caller's promise. The pinned buffer stays as it is until its event is done,
-            // which `take` waits for; the driver waits for it too before the buffer is freed.
+            // SAFETY: the target is the caller's promise. The pinned buffer is not changed until its event is complete, which
+            // `take` waits for; the driver waits for it too before the buffer is freed.
             unsafe { device.stream().copy_from_host(to + (start * width) as u64, bytes) }?;
             event.record(device.stream())?;
         }
         Ok(())
     }
 
-    /// Copies to ordinary memory, when all that was enqueued before is done.
+    /// Copies to pageable host memory, after all enqueued work is complete.
     ///
     /// # Safety
-    /// There are as many bytes at `from`, which nothing writes but in the order of the device's stream.
+    /// `from` has at least as many bytes, and is written only in the order of the device's stream.
     pub(super) unsafe fn download(&mut self, device: &Device, to: &mut [u8], from: u64) -> Result<()> {
         let mut at = from;
         for piece in to.chunks_mut(BYTES) {
             let place = self.take(device, piece.len())?;
             let (buffer, event) = &mut self.buffers[place];
             let bytes = &mut buffer.bytes_mut()[..piece.len()];
-            // SAFETY: the source is the caller's promise; the pinned buffer is looked at after the wait below.
+            // SAFETY: the source is the caller's promise; the pinned buffer is read after the wait below.
             unsafe { device.stream().copy_to_host(bytes, at) }?;
             event.record(device.stream())?;
             wait_spinning(event, device)?;
@@ -130,7 +131,7 @@ fn wait(event: &Event, device: &Device) -> Result<()> {
     .into())
 }
 
-/// Waits until the GPU has come past the event.
+/// Waits until the GPU has passed the event.
 fn wait_spinning(event: &Event, device: &Device) -> Result<()> {
     let started = Instant::now();
     while started.elapsed() < SPIN {

@@ -1,4 +1,4 @@
-//! A linear layer that holds a share of its output features.
+//! A linear layer that holds a shard of its output features.
 
 use ryzanstein_process_group::ProcessGroup;
 
@@ -9,16 +9,16 @@ use crate::error::Result;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// How a column-parallel layer is used.
+/// Options of a column-parallel layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ColumnOptions {
-    /// Whether it has a bias.
+    /// True if the layer has a bias.
     pub bias: bool,
-    /// Whether `forward` returns the whole result on every rank, by one all-gather. If not, it returns this rank's features.
+    /// True if `forward` returns the complete result on every rank, by one all-gather. Otherwise it returns this rank's features.
     pub gather_output: bool,
 }
 
-/// `y = x · Wᵀ + b` with the output features sharded. The input is whole on every rank.
+/// `y = x · Wᵀ + b` with the output features sharded. The input is complete on every rank.
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
     weight: Tensor,
@@ -31,7 +31,7 @@ impl ColumnParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
     /// # Errors
-    /// When the world size does not divide the outputs, or the source fails.
+    /// Returns an error if the world size does not divide the outputs, or the source fails.
     pub fn load(
         loader: &mut Loader<'_>,
         name: &str,
@@ -59,10 +59,10 @@ impl ColumnParallelLinear {
         Ok(Self { weight, bias, features: outputs, options })
     }
 
-    /// This rank's output features, or all of them with `gather_output`.
+    /// Returns this rank's output features, or all of them with `gather_output`.
     ///
     /// # Errors
-    /// When shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())?;
         if self.options.gather_output {

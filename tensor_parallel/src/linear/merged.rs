@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// Column-parallel layers of one input in one matrix, such as gate and up of an MLP. Each is sharded by itself: the result of a
-/// rank is its share of the first, then its share of the second, and so on.
+/// Column-parallel layers of one input in one matrix, such as gate and up of an MLP. Each is sharded separately: the result of a
+/// rank is its shard of the first, then its shard of the second, and so on.
 #[derive(Debug)]
 pub struct MergedColumnParallelLinear {
     weight: Tensor,
@@ -18,7 +18,7 @@ impl MergedColumnParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]` for every `(name, outputs)`, and `{name}.bias` if they have one.
     ///
     /// # Errors
-    /// When the world size does not divide the outputs of a layer, or the source fails.
+    /// Returns an error if the world size does not divide the outputs of a layer, or the source fails.
     pub fn load(loader: &mut Loader<'_>, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Self> {
         let world_size = loader.world_size();
         let shardings = parts
@@ -48,10 +48,10 @@ impl MergedColumnParallelLinear {
         Ok(Self { weight, bias: biases })
     }
 
-    /// This rank's output features of every layer. No communication.
+    /// Returns this rank's output features of every layer. Takes no communication.
     ///
     /// # Errors
-    /// When shapes do not fit.
+    /// Returns an error if shapes do not fit.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
         compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())
     }

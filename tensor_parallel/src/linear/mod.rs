@@ -18,7 +18,7 @@ use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// Puts the columns of all ranks side by side and keeps the first `keep`. One all-gather.
+/// Concatenates the columns of all ranks and keeps the first `keep`. Takes one all-gather.
 pub(crate) fn gather_columns(
     local: &Tensor,
     keep: usize,

@@ -14,16 +14,16 @@ use crate::tensor::Tensor;
 pub struct QkvShape {
     /// Width of the input.
     pub hidden: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
 }
 
-/// The projections of grouped-query attention, sharded by heads. With more ranks than key/value heads, several ranks hold the
-/// same key/value head.
+/// The projections of grouped-query attention, sharded by heads. If there are more ranks than key/value heads, several ranks hold
+/// the same key/value head.
 #[derive(Debug)]
 pub struct QkvParallelLinear {
     inner: MergedColumnParallelLinear,
@@ -35,7 +35,7 @@ impl QkvParallelLinear {
     /// Loads `{prefix}.q_proj`, `k_proj` and `v_proj`.
     ///
     /// # Errors
-    /// When the heads cannot be sharded over the ranks (see [`shard::split_heads`]), or the source fails.
+    /// Returns an error if the heads cannot be sharded over the ranks (see [`shard::split_heads`]), or the source fails.
     pub fn load(loader: &mut Loader<'_>, prefix: &str, shape: QkvShape, bias: bool) -> Result<Self> {
         let QkvShape { hidden, heads, kv_heads, head_dim } = shape;
         let all = shard::split_heads(heads, kv_heads, loader.world_size())?;
@@ -53,25 +53,25 @@ impl QkvParallelLinear {
         Ok(Self { inner, mine: all[loader.rank()].clone(), head_dim })
     }
 
-    /// This rank's query heads, then its key heads, then its value heads. No communication.
+    /// Returns this rank's query heads, then its key heads, then its value heads. Takes no communication.
     ///
     /// # Errors
-    /// When shapes do not fit.
+    /// Returns an error if shapes do not fit.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
         self.inner.forward(x, compute)
     }
 
-    /// Number of query heads on this rank.
+    /// Returns the number of query heads on this rank.
     pub fn heads(&self) -> usize {
         self.mine.query.len()
     }
 
-    /// Number of key/value heads on this rank.
+    /// Returns the number of key/value heads on this rank.
     pub fn kv_heads(&self) -> usize {
         self.mine.kv.len()
     }
 
-    /// Length of one head.
+    /// Returns the length of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }

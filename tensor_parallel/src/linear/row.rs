@@ -1,4 +1,4 @@
-//! A linear layer that holds a share of its input features.
+//! A linear layer that holds a shard of its input features.
 
 use std::ops::Range;
 
@@ -11,14 +11,14 @@ use crate::norm::RmsNorm;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// How a row-parallel layer is used.
+/// Options of a row-parallel layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowOptions {
-    /// Whether it has a bias.
+    /// True if the layer has a bias.
     pub bias: bool,
-    /// Whether the input of a rank is its own features only, as a column-parallel layer returns them. If not, it is whole.
+    /// True if the input of a rank is only its own features, as a column-parallel layer returns them. Otherwise it is complete.
     pub input_is_parallel: bool,
-    /// Whether `forward` sums the results of all ranks. If not, it returns this rank's term of the sum.
+    /// True if `forward` sums the results of all ranks. Otherwise it returns this rank's term of the sum.
     pub reduce_results: bool,
 }
 
@@ -41,8 +41,8 @@ impl RowParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
     /// # Errors
-    /// When the world size does not divide the inputs, when there is a bias and no sum, as every rank would add the bias, and
-    /// when the source fails.
+    /// Returns an error if the world size does not divide the inputs, if there is a bias without a sum, because every rank would
+    /// add the bias, or if the source fails.
     pub fn load(
         loader: &mut Loader<'_>,
         name: &str,
@@ -71,10 +71,11 @@ impl RowParallelLinear {
         Ok(Self { weight, bias, inputs: mine, options })
     }
 
-    /// The sum over all ranks, by one all-reduce, plus the bias. Without `reduce_results`, this rank's term of the sum.
+    /// Returns the sum over all ranks, by one all-reduce, plus the bias. Without `reduce_results`, returns this rank's term of
+    /// the sum.
     ///
     /// # Errors
-    /// When shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
         let mut y = self.term(x, compute)?;
         if self.options.reduce_results {
@@ -86,11 +87,11 @@ impl RowParallelLinear {
         Ok(y)
     }
 
-    /// Adds [`forward`](Self::forward) to `residual`, and returns the rows of that sum normalised. Where the group
+    /// Adds the result of [`forward`](Self::forward) to `residual`, and returns the normalised rows of that sum. If the group
     /// [has](ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in another order.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Returns the errors of [`forward`](Self::forward).
     pub fn forward_add_norm(
         &self,
         x: &Tensor,
@@ -115,7 +116,7 @@ impl RowParallelLinear {
         norm.forward(residual, compute)
     }
 
-    /// This rank's term of the sum.
+    /// Returns this rank's term of the sum.
     fn term(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
         if self.options.input_is_parallel {
             return compute.linear(x, &self.weight, None, x.dtype());

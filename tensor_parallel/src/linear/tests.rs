@@ -1,4 +1,4 @@
-//! Sharded against unsharded, to the bit: operands are small whole numbers, so that sums are exact in any order.
+//! Bitwise comparison of sharded with unsharded layers: operands are small integers, so that sums are exact in any order.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ fn tensors(named: &[(&str, &[usize])]) -> HashMap<String, Tensor> {
     named.iter().enumerate().map(|(i, (name, shape))| ((*name).to_owned(), whole(shape, i + 1))).collect()
 }
 
-/// Loads and runs on every rank; returns every rank's result, in rank order, and checks the calls that were made.
+/// Loads and runs on every rank. Returns the results in rank order, and checks the calls that were made.
 fn run(
     world_size: usize,
     tensors: &HashMap<String, Tensor>,
@@ -54,7 +54,7 @@ fn run(
     })
 }
 
-/// Every rank of every world size must give what one rank alone gives.
+/// Checks that every rank of every world size returns the result of a single rank.
 fn same_on_all(
     tensors: &HashMap<String, Tensor>,
     calls: &[(&str, u64)],
@@ -205,7 +205,7 @@ fn the_mlp_differs_by_the_order_of_a_sum_at_most_and_needs_one_all_reduce() {
     close_on_all(&WORLDS, &named, body);
 }
 
-/// For layers with a function in them whose values are not whole.
+/// For layers with nonlinear functions, whose values are not integers.
 fn close_on_all(
     worlds: &[usize],
     named: &HashMap<String, Tensor>,
@@ -334,7 +334,7 @@ fn the_mlp_is_exact_where_silu_is() {
         ("m.up_proj.weight", &[48, HIDDEN]),
         ("m.down_proj.weight", &[HIDDEN, 48]),
     ]);
-    // silu of a multiple of 128 is itself or zero, to the bit.
+    // silu of a multiple of 128 is bitwise itself or zero.
     let gate = whole(&[48, HIDDEN], 1).values().unwrap().iter().map(|v| v * 128.0).collect();
     named.insert("m.gate_proj.weight".into(), Tensor::new(&[48, HIDDEN], gate, DType::F32).unwrap());
     same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
@@ -351,7 +351,7 @@ fn attention_is_exact_where_softmax_is() {
         ("a.v_proj.weight", &[4, HIDDEN]),
         ("o.weight", &[HIDDEN, 96]),
     ]);
-    // Queries of zero see all alike; a window of two makes every share a half or one.
+    // Queries of zero attend to all positions equally; a window of two makes every weight a half or one.
     named.insert("a.q_proj.weight".into(), Tensor::zeros(&[96, HIDDEN], DType::F32).unwrap());
     same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
         let shape = QkvShape { hidden: HIDDEN, heads: 24, kv_heads: 1, head_dim: 4 };

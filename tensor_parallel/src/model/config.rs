@@ -1,4 +1,4 @@
-//! `config.json` of a Hugging Face folder, parsed once into what the model needs. Errors name the setting that is not
+//! `config.json` of a Hugging Face folder, parsed once into the settings of the model. Errors name the setting that is not
 //! supported.
 
 use std::path::Path;
@@ -18,9 +18,9 @@ use crate::rotary::{Rotary, RotaryScaling};
 pub enum Architecture {
     /// `LlamaForCausalLM`
     Llama,
-    /// `MistralForCausalLM`: a sliding window.
+    /// `MistralForCausalLM`, with a sliding window.
     Mistral,
-    /// `Qwen2ForCausalLM`: biases on queries, keys and values; a window in some layers.
+    /// `Qwen2ForCausalLM`, with biases on queries, keys and values, and a window in some layers.
     Qwen2,
 }
 
@@ -28,72 +28,72 @@ pub enum Architecture {
 #[derive(Clone, PartialEq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the settings are independent")]
 pub struct LlamaConfig {
-    /// Which architecture this was.
+    /// The architecture.
     pub architecture: Architecture,
-    /// Number of tokens.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Features between layers.
+    /// Number of features between layers.
     pub hidden: usize,
-    /// Features inside the MLP.
+    /// Number of features inside the MLP.
     pub intermediate: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
-    /// The longest sequence.
+    /// The maximum sequence length.
     pub max_positions: usize,
-    /// Added to the mean square in the norms.
+    /// A constant that the norms add to the mean square.
     pub norm_epsilon: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How they are scaled.
+    /// The scaling of the rotary frequencies.
     pub rope_scaling: RotaryScaling,
-    /// Whether queries, keys and values have biases.
+    /// True if queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// Whether the attention's output has one.
+    /// True if the output projection of the attention has a bias.
     pub output_bias: bool,
-    /// Whether the MLP's projections have them.
+    /// True if the projections of the MLP have biases.
     pub mlp_bias: bool,
-    /// Whether embedding and head share one matrix.
+    /// True if embedding and head share one matrix.
     pub tied_embeddings: bool,
-    /// How many positions a query attends to, layer by layer; all where there is no window.
+    /// Number of positions that a query attends to, by layer; all if there is no window.
     pub sliding_windows: Vec<Option<usize>>,
-    /// Tokens that end a text.
+    /// Tokens that end a text (EOS).
     pub eos_tokens: Vec<u32>,
-    /// The type of the stored weights as the file names it; `None` where it does not, or names one that is not supported. Loading
-    /// takes the type from the weights themselves.
+    /// The type of the stored weights according to the file; `None` if it is missing or not supported. Loading takes the type
+    /// from the weights themselves.
     pub stored_dtype: Option<DType>,
 }
 
-// Far more than any model has. These sizes decide how much memory is allocated before the weights are compared with them, so a
-// damaged file must not ask for all there is.
+// Limits far above those of any model. These sizes determine how much memory is allocated before they are compared with the
+// weights, so a damaged file must not exhaust the memory.
 const MOST_LAYERS: u64 = 1 << 12;
 const MOST_HEADS: u64 = 1 << 16;
 const LONGEST_HEAD: u64 = 1 << 16;
 const MOST_TOKENS: u64 = 1 << 24;
 const MOST_FEATURES: u64 = 1 << 28;
 
-/// Far more than any `config.json` has.
+/// Limit of the file's size, far above that of any `config.json`.
 const LARGEST_FILE: ByteSize = ByteSize::mib(4);
 
 impl LlamaConfig {
     /// Reads `config.json` of a folder, and `generation_config.json` for the tokens that end a text.
     ///
     /// # Errors
-    /// Names the file and the key that is missing, nonsense or not supported.
+    /// Returns an error that names the file and the key that is missing, invalid or not supported.
     pub fn from_folder(directory: &Path) -> Result<Self> {
         let (config, generation) = read_folder(directory)?;
         Self::from_json(&directory.join("config.json"), &config, generation.as_deref())
     }
 
-    /// Parses the text of `config.json` and of `generation_config.json`; `file` is named in errors.
+    /// Parses the text of `config.json` and of `generation_config.json`; errors name `file`.
     ///
     /// # Errors
-    /// Names the key that is missing, nonsense or not supported.
+    /// Returns an error that names the key that is missing, invalid or not supported.
     pub fn from_json(file: &Path, config: &str, generation: Option<&str>) -> Result<Self> {
         let object = |file: &Path, text: &str| {
             serde_json::from_str::<Map<String, Value>>(text)
@@ -111,13 +111,13 @@ impl LlamaConfig {
         Ok(parsed)
     }
 
-    /// The rotary frequencies.
+    /// Returns the rotary frequencies.
     pub fn rotary(&self) -> Rotary {
         Rotary::new(self.head_dim, self.rope_theta, self.rope_scaling)
     }
 }
 
-/// The text of `config.json` and, if it is there, of `generation_config.json`.
+/// Returns the text of `config.json` and, if it exists, of `generation_config.json`.
 pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> {
     let path = directory.join("config.json");
     let config = file::read_text(&path, LARGEST_FILE).map_err(|error| {
@@ -262,7 +262,7 @@ fn sliding_windows(
         .collect()
 }
 
-/// Newer files have `dtype`, older ones `torch_dtype`.
+/// Returns the type of the weights. Newer files have `dtype`, older ones `torch_dtype`.
 fn stored_dtype(keys: &JsonObject<'_>) -> Option<DType> {
     match keys.get("dtype").or_else(|| keys.get("torch_dtype"))?.as_str()? {
         "float32" => Some(DType::F32),

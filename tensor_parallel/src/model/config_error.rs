@@ -1,8 +1,8 @@
-//! What can be wrong with `config.json`, and with the other files of a model folder that hold no weights.
+//! Errors in `config.json`, and in the other files of a model folder that contain no weights.
 
 use serde_json::Value;
 
-/// Why a file of a model folder cannot be used.
+/// An error in a file of a model folder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelFileError {
@@ -12,87 +12,87 @@ pub enum ModelFileError {
          and, for text, tokenizer.json"
     )]
     Missing,
-    /// A file that is not JSON, or no object.
+    /// A file that is not JSON, or not an object.
     #[error("not a JSON object: {0}; fetch the file again, or mend it there")]
     Json(#[source] serde_json::Error),
-    /// A setting that is missing, nonsense or not supported.
+    /// A setting that is missing, invalid or not supported.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// What the tokenizer's own library reports.
+    /// An error of the tokenizer's library.
     #[error(
         "this tokenizer cannot {cannot}: {source}; fetch the model's tokenizer.json again, or remove it and give token ids \
          instead of text"
     )]
     Tokenizer {
-        /// What was asked of it.
+        /// The failed operation.
         cannot: &'static str,
         /// The library's error.
         source: tokenizers::Error,
     },
 }
 
-/// What is wrong with a setting of `config.json`.
+/// An error in a setting of `config.json`.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A key that every model has.
+    /// A missing key that every model has.
     #[error("`{key}` is missing; fetch the config.json that belongs to the weights")]
     Missing {
         /// The key.
         key: &'static str,
     },
-    /// A value of another JSON type, or out of the key's range.
+    /// A value of another JSON type, or out of range.
     #[error("`{key}` must be {expected}, and is {}", shortened(&.found.to_string()))]
     Invalid {
         /// The key.
         key: &'static str,
-        /// What the key takes.
+        /// The expected values.
         expected: &'static str,
-        /// What it has.
+        /// The actual value.
         found: Value,
     },
-    /// A number beyond what any model has.
+    /// A number that is larger than in any model.
     #[error("`{key}` is {value}, and {limit} is the most that is supported")]
     TooLarge {
         /// The key.
         key: &'static str,
-        /// What it has.
+        /// The actual value.
         value: u64,
-        /// The most it may have.
+        /// The maximum value.
         limit: u64,
     },
-    /// A value that some model may have, but none that is supported.
+    /// A valid value that is not supported.
     #[error("`{key}` {found} is not supported, only {supported}")]
     Unsupported {
         /// The key.
         key: &'static str,
-        /// What it has.
+        /// The actual value.
         found: String,
-        /// What is supported.
+        /// The supported values.
         supported: &'static str,
     },
-    /// Two sizes of which one must be a multiple of the other.
+    /// Two sizes, one of which must be a multiple of the other.
     #[error("`{divisor_key}` {divisor} does not divide `{key}` {value}")]
     NotDivisible {
         /// The key of the larger number.
         key: &'static str,
-        /// What it has.
+        /// Its value.
         value: usize,
         /// The key of the smaller number.
         divisor_key: &'static str,
-        /// What it has.
+        /// Its value.
         divisor: usize,
     },
-    /// Another architecture.
+    /// An architecture that is not supported.
     #[error(
         "architecture `{}` is not supported; supported are LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM",
         shortened(.name)
     )]
     Architecture {
-        /// As the file names it.
+        /// The name in the file.
         name: String,
     },
-    /// No architecture at all.
+    /// A missing architecture.
     #[error(
         "neither `architectures` nor `model_type` is there; fetch the config.json that belongs to the weights"
     )]
@@ -100,31 +100,31 @@ pub enum ConfigError {
     /// Quantized weights.
     #[error("`quantization_config`: quantized weights are not supported, only f32, f16 and bf16")]
     Quantized,
-    /// An odd head, of which no pairs of elements can be rotated.
+    /// An odd head length, which cannot be divided into pairs for rotation.
     #[error("a head of {head_dim} elements cannot be rotated in pairs")]
     OddHead {
         /// Length of one head.
         head_dim: usize,
     },
-    /// A list that is not as long as the model has layers.
+    /// A list whose length is not the number of layers.
     #[error("`layer_types` must list {layers} layers")]
     LayerTypes {
-        /// Layers of the model.
+        /// Number of layers in the model.
         layers: usize,
     },
-    /// A layer with a window of no length.
+    /// A layer with a sliding window, but without a window length.
     #[error("`layer_types` has a window and `sliding_window` none")]
     NoWindow,
-    /// Rotary settings that differ from layer to layer.
+    /// Rotary settings that differ between layers.
     #[error("`{key}` differs by kind of layer, which is not supported")]
     RopeByLayer {
         /// The key.
         key: &'static str,
     },
-    /// Another scaling of rotary frequencies.
+    /// A scaling of rotary frequencies that is not supported.
     #[error("rope type `{name}` is not supported, only default, linear and llama3")]
     RopeType {
-        /// As the file names it.
+        /// The name in the file.
         name: String,
     },
     /// Limits of rotary frequencies in the wrong order.
@@ -135,17 +135,17 @@ pub enum ConfigError {
         /// `high_freq_factor`
         high: f64,
     },
-    /// A setting within an object.
+    /// An error in a setting within an object.
     #[error("`{key}`: {source}")]
     Within {
         /// The object's key.
         key: &'static str,
-        /// What is wrong in it.
+        /// The error in the setting.
         source: Box<ConfigError>,
     },
 }
 
-/// What is quoted of a value that may be as long as the file.
+/// Shortens a value for a message, because it may be as long as the file.
 fn shortened(value: &str) -> String {
     const QUOTED: usize = 100;
     match value.char_indices().nth(QUOTED) {
@@ -155,7 +155,7 @@ fn shortened(value: &str) -> String {
 }
 
 impl ConfigError {
-    /// Heads of which only a part is rotated.
+    /// Creates the error for heads that are rotated only partially.
     pub(super) fn unsupported_rotary_factor(factor: f64) -> Self {
         Self::Unsupported { key: "partial_rotary_factor", found: factor.to_string(), supported: "1" }
     }

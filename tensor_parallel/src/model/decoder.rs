@@ -20,33 +20,33 @@ use crate::tensor::Tensor;
 
 /// Sequences that grow token by token, several in one pass.
 ///
-/// On a GPU, a pass of one token for each of n sequences runs once, is recorded into a CUDA graph the second time, and is
-/// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
-/// a graph and memory of its own. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL holds on
-/// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
-/// the graphs stay. Passes through several pipeline stages are not recorded: the stages take different parts of them.
+/// On a GPU, a pass of one token for each of n sequences runs normally the first time, is captured in a CUDA graph the second
+/// time, and is replayed from then on, for any n sequences: one launch in place of hundreds, with the same result. Each n has its
+/// own graph and memory. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL keeps the
+/// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and the graphs
+/// stay valid. Passes through several pipeline stages are not captured, because the stages process different parts of them.
 ///
-/// With P pipeline stages, the sequences of a pass are cut into P micro-batches, or one for each sequence if there are fewer, so
-/// that the stages compute at the same time.
+/// With P pipeline stages, the sequences of a pass are divided into P micro-batches, or one for each sequence if there are fewer,
+/// so that the stages compute at the same time.
 ///
-/// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
+/// It owns its shard of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
 pub struct Decoder<M = Arc<Llama>> {
-    // First, so that the graphs are dropped before the memory whose addresses they hold: their own, the cache's, the model's.
+    // First, so that the graphs are dropped before the memory whose addresses they contain: their own, the cache's, the model's.
     passes: BTreeMap<usize, Pass>,
     cache: KvCache,
     model: M,
     kind: Passes,
-    /// Of the last pass that gave a sequence several tokens.
+    /// Logits of the last pass that gave a sequence several tokens.
     logits: Option<Tensor>,
 }
 
-/// How a [`Decoder`] runs passes of one token per sequence.
+/// The execution of a [`Decoder`]'s passes of one token per sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Passes {
     /// Launch every operation of every pass.
     Eager,
-    /// Record and replay passes where that is cheaper: on GPUs, from the second pass of the same number of sequences on.
+    /// Capture and replay passes where that is cheaper: on GPUs, from the second pass of the same number of sequences on.
     Graph,
 }
 
@@ -60,26 +60,26 @@ struct Pass {
 }
 
 impl Llama {
-    /// A decoder for up to `sequences` sequences of at most `capacity` positions each.
+    /// Creates a decoder for up to `sequences` sequences of at most `capacity` positions each.
     ///
     /// # Errors
-    /// As [`cache`](Self::cache).
+    /// Returns the errors of [`cache`](Self::cache).
     pub fn decoder(self: &Arc<Self>, sequences: usize, capacity: usize, passes: Passes) -> Result<Decoder> {
         Decoder::new(Arc::clone(self), sequences, capacity, passes)
     }
 }
 
 impl<M: Deref<Target = Llama>> Decoder<M> {
-    /// `M` must always dereference to the same model, as an `Arc` or a reference does.
+    /// Creates a decoder. `M` must always dereference to the same model, as an `Arc` or a reference does.
     pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
         let cache = model.caches(sequences, capacity)?;
         Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
     }
 
-    /// As [`step`](Self::step), for one sequence, such as a new prompt.
+    /// Does a [`step`](Self::step) for one sequence, such as a new prompt.
     ///
     /// # Errors
-    /// As [`step`](Self::step).
+    /// Returns the errors of [`step`](Self::step).
     pub fn prefill(
         &mut self,
         sequence: usize,
@@ -89,11 +89,12 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.step(&[(sequence, tokens)], groups)
     }
 
-    /// Appends one token to each of some sequences, given as pairs of sequence and token. Returns the logits
+    /// Appends one token to each of several sequences, given as pairs of sequence and token. Returns the logits
     /// `[pairs, vocabulary]` in `f32` after them, in the order of the pairs. Every rank passes the same pairs.
     ///
     /// # Errors
-    /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
+    /// Returns an error if there are no pairs, or if a sequence does not exist or occurs twice; otherwise the errors of
+    /// [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let _span = tracing::info_span!("decode", sequences = tokens.len()).entered();
         if self.model.stage().count > 1 {
@@ -119,7 +120,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         };
         let ran_before = pass.logits.is_some();
         if *kind == Passes::Graph && ran_before && pass.recorded.is_none() {
-            // Frees what the last pass used, so that the recording finds all the memory it needs.
+            // Frees the memory of the last pass, so that the capture has all the memory that it needs.
             pass.logits = None;
             let (part, logits) = (slice::from_ref(&pass.part), &mut pass.logits);
             let mut recording = None;
@@ -128,10 +129,10 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
                     *logits = Some(model.logits(part, cache, group)?);
                     Ok(())
                 };
-                // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the recording,
-                // which it drops first: the model's and the cache's memory is never reallocated, wherever the decoder moves.
-                // It alone uses the batch, the cache and the logits, and checks the batch's slots before each pass. Only the
-                // group that recorded replays, and not after it has failed.
+                // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the graph, which
+                // it drops first: the memory of the model and of the cache is never reallocated, even if the decoder is moved. It
+                // alone uses the batch, the cache and the logits, and checks the slots of the batch before each pass. Only the
+                // group that captured the graph replays it, and not after it has failed.
                 recording = unsafe { compute.capture(work) }?;
                 Ok::<_, Error>(())
             });
@@ -155,15 +156,15 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
 
-    /// Appends tokens to some sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next tokens.
-    /// Returns the logits `[pairs, vocabulary]` in `f32` after the last token of each, in the order of the pairs. Every rank
-    /// passes the same pairs.
+    /// Appends tokens to several sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next
+    /// tokens. Returns the logits `[pairs, vocabulary]` in `f32` after the last token of each, in the order of the pairs. Every
+    /// rank passes the same pairs.
     ///
-    /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never recorded.
+    /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never captured.
     ///
     /// # Errors
-    /// When there are no pairs, one has no tokens, or a sequence does not exist or is given twice; otherwise as
-    /// [`Llama::forward`].
+    /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; otherwise
+    /// the errors of [`Llama::forward`].
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let singles: Option<Vec<_>> = pairs
             .iter()
@@ -180,13 +181,13 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.pass(pairs, groups)
     }
 
-    /// A pass that is never recorded, in a micro-batch for each stage.
+    /// Runs a pass that is never captured, with a micro-batch for each stage.
     fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         if pairs.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
         let Self { cache, model, logits, .. } = self;
-        // All is checked before anything is computed.
+        // The whole request is checked before anything is computed.
         let Mixed { tokens, slots, .. } = Mixed::of(pairs, cache)?;
         model.check(&tokens)?;
         slots.check(tokens.len())?;
@@ -215,37 +216,37 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok((SlotMapping { single, runs: Vec::new() }, tokens))
     }
 
-    /// Drops a sequence, so that another can take its number.
+    /// Removes a sequence, so that another can take its number.
     pub fn clear(&mut self, sequence: usize) {
         self.cache.truncate(sequence, 0);
     }
 
-    /// Drops all but the first `length` positions of a sequence. One that holds fewer stays as it is.
+    /// Removes all but the first `length` positions of a sequence. A shorter sequence is unchanged.
     pub fn truncate(&mut self, sequence: usize, length: usize) {
         self.cache.truncate(sequence, length);
     }
 
-    /// Copies the first `length` positions of sequence `from` to sequence `to`, which then holds these and no others: for prompts
-    /// that begin alike, and for several answers to one prompt.
+    /// Copies the first `length` positions of sequence `from` to sequence `to`, and replaces its content: for prompts with a
+    /// common prefix, and for several answers to one prompt.
     ///
     /// # Errors
-    /// When there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    /// Returns an error if there is no such sequence, `from` holds fewer positions, or a GPU fails.
     pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         self.cache.fork(from, to, length)
     }
 
-    /// Positions held of a sequence; 0 if there is no such sequence.
+    /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.cache.len(sequence)
     }
 
-    /// Whether it holds no positions at all.
+    /// Returns true if no sequence has cached positions.
     pub fn is_empty(&self) -> bool {
         self.cache.is_empty()
     }
 }
 
-/// The tokens of a pass that gives several to some sequences, in the order of the slots: single tokens first.
+/// The tokens of a pass in which some sequences have several, in the order of the slots: single tokens first.
 struct Mixed {
     tokens: Vec<u32>,
     slots: SlotMapping,

@@ -1,4 +1,4 @@
-//! The memory of a rank, from the settings alone: no weights are read, and no memory is taken.
+//! The memory of a rank, computed from the settings alone: no weights are read, and no memory is allocated.
 
 use std::sync::atomic::Ordering;
 
@@ -17,25 +17,26 @@ use crate::tensor::Tensor;
 /// The memory of one rank on a GPU, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Footprint {
-    /// Its shards of the weights, with the padding of the vocabulary: what loading allocates.
+    /// Its shard of the weights, with the padding of the vocabulary: the memory that loading allocates.
     pub weights: u64,
-    /// The KV cache: what [`Llama::decoder`] allocates.
+    /// The KV cache: the memory that [`Llama::decoder`] allocates.
     pub kv_cache: u64,
-    /// What computing takes beside: room for cuBLASLt and counters, and the tensors of a pass that are alive at the same time, in
-    /// the blocks of the pool that hold them. For one pass of a prompt of all positions and one of a token for each sequence, as
-    /// a CUDA graph keeps its memory. Less than 2 MB of attention's partial results, which depend on the GPU, are left out.
+    /// Additional memory for computation: the workspace of cuBLASLt, counters, and the tensors of a pass that are alive at the
+    /// same time, in the blocks of the pool that hold them. It includes one pass of a prompt of all positions and one of a token
+    /// for each sequence, because a CUDA graph keeps its memory. Partial results of attention, less than 2 MB and dependent on
+    /// the GPU, are left out.
     pub workspace: u64,
-    /// What a decode step of all sequences reads when all positions are in use: every weight but the rows of an embedding that is
-    /// not the head too, and the keys and values within the windows.
+    /// Bytes read by a decode step of all sequences when all positions are in use: all weights, except the rows of an embedding
+    /// that is not also the head, and the keys and values within the windows.
     pub read_per_step: u64,
 }
 
-/// The memory of one of `world_size` ranks on GPUs, for `sequences` sequences of `positions` positions each, with activations of
-/// this type. All ranks take the same.
+/// Computes the memory of one of `world_size` ranks on GPUs, for `sequences` sequences of `positions` positions each, with
+/// activations of this type. It is the same on all ranks.
 ///
 /// # Errors
-/// As [`Llama::from_loader`] and [`Llama::decoder`]: when the model cannot run on so many ranks, or does not support sequences
-/// of that length.
+/// Returns the errors of [`Llama::from_loader`] and [`Llama::decoder`]: the model cannot run on this number of ranks, or does not
+/// support sequences of that length.
 pub fn footprint(
     config: &LlamaConfig,
     world_size: usize,
@@ -68,7 +69,7 @@ pub fn footprint(
     Ok(Footprint { weights, kv_cache, workspace: workspace as u64, read_per_step })
 }
 
-/// The part of the cache that is within the windows.
+/// Returns the bytes of the cache that are within the windows.
 fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
     let layers = &config.sliding_windows;
     let seen = |window: &Option<usize>| window.unwrap_or(positions).min(positions) as f64;
@@ -76,7 +77,7 @@ fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
     (kv_cache as f64 * share) as u64
 }
 
-/// Leaves every weight as it is.
+/// A source that leaves all weights unchanged.
 struct NoWeights;
 
 impl WeightSource for NoWeights {
@@ -95,9 +96,9 @@ struct Pass {
     vocabulary_share: usize,
     world_size: usize,
     head_dim: usize,
-    /// Bytes of an activation.
+    /// Size of an activation in bytes.
     size: usize,
-    /// Whether a bias is added in f32 before the result of several rows is rounded to its type.
+    /// True if a bias is added in f32 before the result of several rows is rounded to its type.
     wide_qkv: bool,
     wide_mlp: bool,
 }
@@ -122,8 +123,8 @@ impl Pass {
         })
     }
 
-    /// Bytes of the tensors that are alive at the same time, at most, in a pass of `rows` tokens that returns `logits` rows of
-    /// logits: see `Block::forward` and `Llama::logits_after`. `None` where there are more than can be counted.
+    /// Returns the maximum bytes of the tensors that are alive at the same time in a pass of `rows` tokens that returns `logits`
+    /// rows of logits: see `Block::forward` and `Llama::logits_after`. Returns `None` on overflow.
     fn bytes(&self, rows: usize, logits: usize) -> Option<usize> {
         let block = |rows: usize, width: usize, size: usize| {
             rows.checked_mul(width)?.checked_mul(size).filter(|b| *b < 1 << 60).map(class)
@@ -135,10 +136,10 @@ impl Pass {
         let (hidden, qkv, queries) = (of(self.hidden)?, of(self.qkv)?, of(self.queries)?);
         let (inner, gate_up) = (of(self.intermediate)?, of(2 * self.intermediate)?);
         let wide = |is_wide: bool, width| if is_wide && rows > 1 { block(rows, width, f32) } else { Some(0) };
-        // Beside the layer's input and its norm: the projections, then the attended heads, then the output.
+        // In addition to the layer's input and its norm: the projections, then the attended heads, then the output.
         let attention =
             2 * hidden + (qkv + wide(self.wide_qkv, self.qkv)?.max(queries)).max(queries + hidden);
-        // Beside those and the attention's output with its norm: gate and up, their product, then the output.
+        // In addition to those and the attention's output with its norm: gate and up, their product, then the output.
         let mlp = 4 * hidden
             + (gate_up + wide(self.wide_mlp, 2 * self.intermediate)?.max(inner)).max(inner + hidden);
         // The last rows, this rank's logits, those of all ranks, and those without padding.

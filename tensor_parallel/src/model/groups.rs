@@ -1,4 +1,4 @@
-//! The process groups that a model is divided over.
+//! The process groups over which a model is divided.
 
 use ryzanstein_process_group::{ProcessGroup, ProcessGroupManager, Rank};
 use serde::Serialize;
@@ -7,18 +7,18 @@ use serde::de::DeserializeOwned;
 use super::stage::Stage;
 use crate::error::Result;
 
-/// The process groups that a model is divided over, which its calls borrow.
+/// The process groups over which a model is divided. Its calls borrow them.
 ///
-/// A [`ProcessGroup`] alone is a model of one stage, each layer of which its members share. A [`ProcessGroupManager`] divides a
-/// model as its layout says: tensor × pipeline.
+/// A single [`ProcessGroup`] is a model of one stage, whose members share each layer. A [`ProcessGroupManager`] divides a model
+/// as its layout specifies: tensor × pipeline.
 pub trait ModelGroups {
-    /// The ranks that share each layer with this one.
+    /// Returns the group of the ranks that share each layer with this one.
     fn tensor(&mut self) -> &mut ProcessGroup;
 
-    /// The stages of this rank's pipeline, first stage first; `None` if there is only one.
+    /// Returns the group of the stages of this rank's pipeline, first stage first, or `None` if there is only one.
     fn stages(&mut self) -> Option<&mut ProcessGroup>;
 
-    /// All ranks that load the model, replicas too.
+    /// Returns the group of all ranks that load the model, including replicas.
     fn world(&mut self) -> &mut ProcessGroup;
 }
 
@@ -50,14 +50,14 @@ impl ModelGroups for ProcessGroupManager {
     }
 }
 
-/// This rank's stage.
+/// Returns this rank's stage.
 pub(crate) fn stage_of(groups: &mut dyn ModelGroups) -> Stage {
     let of = |stages: &mut ProcessGroup| Stage { index: stages.rank().index(), count: stages.world_size() };
     groups.stages().map_or_else(Stage::default, of)
 }
 
-/// Waits for the GPU, if there is one, at most until the groups' timeout. A lost rank leaves values there that look like any
-/// others, and only the groups can tell.
+/// Waits for the GPU, if there is one, at most until the timeout of the groups. After the loss of a rank, the values look valid,
+/// and only the groups report the error.
 pub(crate) fn synchronize(groups: &mut dyn ModelGroups) -> Result<()> {
     groups.tensor().synchronize()?;
     if let Some(stages) = groups.stages() {
@@ -66,7 +66,7 @@ pub(crate) fn synchronize(groups: &mut dyn ModelGroups) -> Result<()> {
     Ok(())
 }
 
-/// Every rank's value, with its global rank, stage by stage.
+/// Gathers every rank's value, with its global rank, stage by stage.
 pub(crate) fn all_gather<T>(value: &T, groups: &mut dyn ModelGroups) -> Result<Vec<(Rank, T)>>
 where
     T: Serialize + DeserializeOwned,
@@ -83,7 +83,7 @@ where
     }
 }
 
-/// The value of the first rank of the first stage.
+/// Broadcasts the value of the first rank of the first stage.
 pub(crate) fn broadcast<T>(value: &T, groups: &mut dyn ModelGroups) -> Result<T>
 where
     T: Serialize + DeserializeOwned,

@@ -8,7 +8,7 @@ use super::config_error::ConfigError;
 pub(super) struct JsonObject<'a>(pub(super) &'a Map<String, Value>);
 
 impl<'a> JsonObject<'a> {
-    /// The value of a key. `null` counts as missing.
+    /// Returns the value of a key. `null` counts as missing.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|v| !v.is_null())
     }
@@ -29,7 +29,7 @@ impl<'a> JsonObject<'a> {
     }
 
     pub(super) fn size(&self, key: &'static str) -> Result<Option<usize>, ConfigError> {
-        // No model has larger sizes, and products of two would overflow.
+        // Larger sizes occur in no model, and products of two would overflow.
         self.size_up_to(key, 1 << 31)
     }
 

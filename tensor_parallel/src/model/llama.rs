@@ -1,4 +1,4 @@
-//! Llama, and the models that differ from it only in settings.
+//! Llama, and models that differ from it only in settings.
 
 use ryzanstein_process_group::{Buffer, DType, ProcessGroup, Rank};
 
@@ -19,15 +19,15 @@ use crate::rotary::Rotary;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// One rank's share of a model.
+/// One rank's shard of a model.
 ///
-/// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one all-gather for the
-/// logits. The last of the all-reduces sends only rows whose logits are wanted. Stages of a pipeline send hidden states to the next
-/// stage, and the last broadcasts the logits.
+/// Every rank makes the same calls. A forward pass takes two all-reduces per layer, one for the embedding, and one all-gather for
+/// the logits. The last of the all-reduces sends only rows whose logits are requested. Stages of a pipeline send hidden states to
+/// the next stage, and the last stage broadcasts the logits.
 ///
-/// Threads may share it, each with a group and a cache or decoder of its own. On a GPU their calls share one stream, in which a
-/// collective waits for the other ranks: all ranks' threads must make their calls in the same order, or the groups wait for each
-/// other.
+/// Threads may share it, each with its own group and its own cache or decoder. On a GPU their calls share one stream, in which a
+/// collective waits for the other ranks: the threads of all ranks must make their calls in the same order, or the groups
+/// deadlock.
 #[derive(Debug)]
 pub struct Llama {
     pub(crate) config: LlamaConfig,
@@ -36,11 +36,11 @@ pub struct Llama {
     kv_heads: usize,
     pub(super) rotary: Rotary,
     stage: Stage,
-    /// On the first stage.
+    /// The embedding, on the first stage.
     embedding: Option<VocabParallelEmbedding>,
     /// The layers of this stage.
     blocks: Vec<Block>,
-    /// On the last stage.
+    /// The final norm and the LM head, on the last stage.
     head: Option<Head>,
     pub(crate) report: LoadReport,
 }
@@ -52,7 +52,7 @@ struct Head {
     output: ParallelLmHead,
 }
 
-/// Tokens that go through the stages together, and the rows whose logits are wanted.
+/// Tokens that pass the stages together, and the rows whose logits are requested.
 #[derive(Debug)]
 pub(super) struct MicroBatch {
     pub(super) batch: Batch,
@@ -91,8 +91,8 @@ impl Block {
         })
     }
 
-    /// Adds the block's results to `x`, whose rows are normalised in `normed`. Returns those of the result, if there is a norm
-    /// that comes next. With `rows`, only these rows go on after the attention, and `x` has only them.
+    /// Adds the results of the block to `x`, whose normalised rows are in `normed`. Returns the normalised rows of the sum, if
+    /// there is a following norm. With `rows`, only these rows continue after the attention, and `x` has only them.
     fn forward(
         &self,
         (x, normed): (&mut Tensor, &Tensor),
@@ -121,7 +121,7 @@ impl Llama {
     /// Builds the loader's stage of a model from its weights, in the memory of `compute`. `dtype` is the type of activations.
     ///
     /// # Errors
-    /// When the model cannot run on so many ranks or stages, or the source fails.
+    /// Returns an error if the model cannot run on this number of ranks or stages, or if the source fails.
     pub fn from_loader(
         config: LlamaConfig,
         dtype: DType,
@@ -167,35 +167,35 @@ impl Llama {
         })
     }
 
-    /// The model's settings.
+    /// Returns the settings of the model.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// The stage that this rank holds.
+    /// Returns the stage that this rank holds.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The type of activations and of the cache.
+    /// Returns the type of activations and of the cache.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Bytes read and time taken by loading.
+    /// Returns the bytes read and the time taken by loading.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
 
-    /// An empty cache for this rank's layers, with room for one sequence of `capacity` positions.
+    /// Allocates an empty cache for this rank's layers, with room for one sequence of `capacity` positions.
     ///
     /// # Errors
-    /// When the model does not support sequences of that length, or memory runs out.
+    /// Returns an error if the model does not support sequences of that length, or memory runs out.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
         self.caches(1, capacity)
     }
 
-    /// As [`cache`](Self::cache), for several sequences of `capacity` positions each.
+    /// Allocates a [`cache`](Self::cache) for several sequences of `capacity` positions each.
     pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
@@ -206,10 +206,10 @@ impl Llama {
     }
 
     /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
-    /// them, bit for bit the same on every rank.
+    /// them, bitwise identical on every rank.
     ///
     /// # Errors
-    /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or a group fails.
+    /// Returns an error if there are no tokens, one is not in the vocabulary, they do not fit the cache, or a group fails.
     pub fn forward(
         &self,
         tokens: &[u32],
@@ -219,10 +219,10 @@ impl Llama {
         self.run(tokens, 0, cache, groups)
     }
 
-    /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
+    /// Computes [`forward`](Self::forward), but returns logits `[1, vocabulary]` after the last token only.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Returns the errors of [`forward`](Self::forward).
     pub fn forward_last(
         &self,
         tokens: &[u32],
@@ -232,7 +232,7 @@ impl Llama {
         self.run(tokens, tokens.len().saturating_sub(1), cache, groups)
     }
 
-    /// Appends tokens to the first sequence. Returns the logits after token `first` and those behind it.
+    /// Appends tokens to the first sequence. Returns the logits after token `first` and the following ones.
     fn run(
         &self,
         tokens: &[u32],
@@ -254,15 +254,16 @@ impl Llama {
         Ok(logits)
     }
 
-    /// Refuses tokens that are not in the vocabulary.
+    /// Returns an error if a token is not in the vocabulary.
     pub(super) fn check(&self, tokens: &[u32]) -> Result<()> {
         check_tokens(tokens, self.config.vocabulary)
     }
 
-    /// The wanted logits of some micro-batches, one below the other, on every rank. The caller advances the lengths of the cache.
+    /// Returns the requested logits of several micro-batches, concatenated by rows, on every rank. The caller advances the
+    /// lengths of the cache.
     ///
-    /// Every stage takes the micro-batches in order, so that one computes while the next does an earlier micro-batch. The logits
-    /// follow when all are through: a broadcast in between would have the stages wait for each other.
+    /// Every stage processes the micro-batches in order, so that one computes while the next processes an earlier micro-batch.
+    /// The logits follow after all micro-batches: a broadcast in between would make the stages wait for each other.
     pub(super) fn logits(
         &self,
         parts: &[MicroBatch],
@@ -293,7 +294,7 @@ impl Llama {
         Ok(all)
     }
 
-    /// Takes a micro-batch through this stage. Returns its logits on the last stage.
+    /// Runs this stage on a micro-batch. Returns its logits on the last stage.
     fn pass(
         &self,
         part: &MicroBatch,
@@ -309,7 +310,7 @@ impl Llama {
             self.pipeline(groups)?.recv(&mut x, Rank(self.stage.index as u32 - 1))?;
             x
         };
-        // Each block ends with the norm that comes next.
+        // Each block ends with the norm that follows it.
         let norms = self.blocks.iter().map(|block| &block.attention_norm);
         let mut norms = norms.chain(self.head.iter().map(|head| &head.norm));
         let first = norms.next().map(|norm| norm.forward(&x, compute));
@@ -317,7 +318,7 @@ impl Llama {
         for (i, (block, cache)) in self.blocks.iter().zip(&mut cache.layers).enumerate() {
             if let Some(input) = normed {
                 let (x, group) = ((&mut x, &input), groups.tensor());
-                // Behind the last attention, only rows whose logits are wanted matter.
+                // After the last attention, only rows whose logits are requested are needed.
                 let rows = (i + 1 == self.blocks.len() && self.head.is_some()).then_some(&rows[..]);
                 normed = block.forward(x, (batch, cache), (norms.next(), rows), compute, group)?;
             }
@@ -329,14 +330,14 @@ impl Llama {
         head.output.forward(&normed, compute, groups.tensor()).map(Some)
     }
 
-    /// The group of the stages, of which there are several.
+    /// Returns the group of the stages. There must be several.
     fn pipeline<'a>(&self, groups: &'a mut dyn ModelGroups) -> Result<&'a mut ProcessGroup> {
         let (loaded, called) = (self.stage, Stage::default());
         groups.stages().ok_or_else(|| ConfigurationError::OtherStage { loaded, called }.into())
     }
 }
 
-/// Leaves these rows of `x`, in this order.
+/// Keeps only these rows of `x`, in this order.
 fn select(x: &mut Tensor, rows: &[usize]) -> Result<()> {
     if !rows.iter().copied().eq(0..x.rows()) {
         *x = x.select_rows(rows)?;

@@ -1,4 +1,4 @@
-//! Loading a model from a Hugging Face folder, by every rank or through one.
+//! Loading of a model from a Hugging Face folder, by every rank or through one.
 
 use std::path::Path;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::compute::{self, Compute, SlotMapping, instruction_set};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::tensor::Tensor;
 
-/// What ranks must agree on, or learn from the root, before they load weights.
+/// Data that ranks must agree on, or receive from the root, before they load weights.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 struct Plan {
     config: String,
@@ -33,7 +33,7 @@ impl Plan {
     }
 }
 
-/// Which share of a model a rank holds: of the layers, and of each layer.
+/// The shard of a model that a rank holds: of the layers, and of each layer.
 #[derive(Clone, Copy)]
 struct Place {
     stage: Stage,
@@ -63,34 +63,34 @@ fn prepare(directory: &Path, dtype: Option<DType>, place: Place) -> Result<(Plan
     let matrices = specs.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.as_str());
     let stored = checkpoint.common_dtype(matrices)?;
     let activations = dtype.unwrap_or(stored);
-    // With f32 activations, weights stay as they are stored: a product widens them on the fly, exactly.
+    // With f32 activations, weights keep their stored type: a product widens them on the fly, exactly.
     let weights = if activations == DType::F32 { stored } else { activations };
     Ok((Plan { config, generation, weights, activations }, parsed, checkpoint))
 }
 
 impl Llama {
-    /// Loads this rank's share of a model from a folder that every rank can read: `config.json` and safetensors.
-    /// `dtype` is the type of activations; without one, that of the weights.
+    /// Loads this rank's shard of a model from a folder that every rank can read: `config.json` and safetensors. `dtype` is the
+    /// type of activations; if `None`, that of the weights.
     ///
     /// `groups` is a group that shares each layer, or a [manager](ryzanstein_process_group::ProcessGroupManager), whose layout
-    /// may divide the layers into pipeline stages too. Pass the same to every call of the model.
+    /// may also divide the layers into pipeline stages. Pass the same to every call of the model.
     ///
-    /// On CPUs, all ranks must use the same [instruction set](instruction_set). Settings, shapes, world size and instruction
-    /// sets are checked before any weight is read. When one rank fails, all do. On a GPU, loading ends with a first pass, so that
-    /// the first request finds the usual kernels compiled.
+    /// On CPUs, all ranks must use the same [instruction set](instruction_set). Settings, shapes, world size and instruction sets
+    /// are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends with a first pass, so that the
+    /// usual kernels are compiled before the first request.
     ///
     /// # Errors
-    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank;
-    /// [`ConfigurationError::DifferentInstructionSets`]; those of the group when the first pass fails.
+    /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;
+    /// [`ConfigurationError::DifferentInstructionSets`]; those of the group if the first pass fails.
     pub fn load(directory: &Path, dtype: Option<DType>, groups: &mut dyn ModelGroups) -> Result<Self> {
         Self::load_with(directory, dtype, groups, |_, _| {})
     }
 
-    /// As [`load`](Self::load). After each tensor, calls `on_tensor` with the number of tensors read so far and of all tensors of
-    /// this rank.
+    /// Loads as [`load`](Self::load) does. After each tensor, calls `on_tensor` with the number of tensors read so far and the
+    /// total number of tensors of this rank.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn load_with(
         directory: &Path,
         dtype: Option<DType>,
@@ -100,8 +100,8 @@ impl Llama {
         Ok(Self::load_and(directory, dtype, groups, on_tensor, || Ok(((), 0)))?.0)
     }
 
-    /// As [`load_with`](Self::load_with), and returns what `more` reads. `more` must return the same digest on all ranks; if
-    /// it fails on one rank, loading fails on all.
+    /// Loads as [`load_with`](Self::load_with) does, and also returns the result of `more`. `more` must return the same digest on
+    /// all ranks; if it fails on one rank, loading fails on all.
     pub(crate) fn load_and<T>(
         directory: &Path,
         dtype: Option<DType>,
@@ -130,12 +130,12 @@ impl Llama {
         Ok((model, more))
     }
 
-    /// Loads this rank's share of a model from a folder that only `root` can read, a rank of `groups`' world. Other ranks'
-    /// `directory` and `dtype` are ignored. The root reads the share of each rank and sends it to that rank alone. On CPUs, all
-    /// ranks must use the same [instruction set](instruction_set). When one rank fails, all do.
+    /// Loads this rank's shard of a model from a folder that only `root` can read, a rank in the world of `groups`. The
+    /// `directory` and `dtype` of other ranks are ignored. The root reads the shard of each rank and sends it only to that rank.
+    /// On CPUs, all ranks must use the same [instruction set](instruction_set). If one rank fails, all do.
     ///
     /// # Errors
-    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank;
+    /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;
     /// [`ConfigurationError::DifferentInstructionSets`].
     pub fn load_from_root(
         directory: Option<&Path>,
@@ -191,7 +191,7 @@ impl Llama {
             return Ok(());
         }
         let _span = tracing::info_span!("warm_up").entered();
-        // Finds what a rank most likely lacks, memory or the kernel compiler, before the others wait for it.
+        // Detects the most likely failures of a rank, lack of memory or of the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {
             self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.rotary)?;
@@ -244,7 +244,7 @@ impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
     }
 }
 
-/// Warns of tensors that the model does not use: if it should, its results are wrong.
+/// Warns of tensors that the model does not use: if they are needed, its results are wrong.
 fn warn_of_unused(checkpoint: &Checkpoint, config: &LlamaConfig) {
     let unused = unused(config, checkpoint.names());
     if !unused.is_empty() {
@@ -269,18 +269,18 @@ fn build(
     Llama::from_loader(config, plan.activations, compute, &mut loader)
 }
 
-/// Whether this rank is the first of its job, which says what all would say.
+/// Returns true if this rank is the first of its job, which logs on behalf of all.
 fn is_first(groups: &mut dyn ModelGroups) -> bool {
     let group = groups.tensor();
     group.members()[group.rank().index()] == Rank(0)
 }
 
-/// Fails on all ranks when one has failed.
+/// Fails on all ranks if one has failed.
 pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) -> Result<T> {
     check_all_ranks_of(mine, |_| (), groups)
 }
 
-/// Fails on all ranks when their processors would add in different orders. GPUs of one group are alike.
+/// Fails on all ranks if their CPUs would add in different orders. GPUs of one group are of the same type.
 fn check_instruction_sets(groups: &mut dyn ModelGroups) -> Result<()> {
     if groups.tensor().device().is_some() {
         return Ok(());
@@ -297,7 +297,7 @@ fn compare_instruction_sets(mine: InstructionSet, groups: &mut dyn ModelGroups) 
     })
 }
 
-/// Fails on all ranks when one has failed, or when their plans differ.
+/// Fails on all ranks if one has failed, or if their plans differ.
 fn check_all_ranks_of<T, P>(
     mine: Result<T>,
     plan: impl FnOnce(&T) -> P,

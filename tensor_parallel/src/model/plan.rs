@@ -1,4 +1,4 @@
-//! What `config.json` alone determines: the tensors of a model, and the world sizes it can run on. Pure.
+//! The properties of a model that `config.json` alone determines: its tensors, and its legal world sizes. Pure.
 
 use std::collections::HashSet;
 
@@ -16,12 +16,12 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
 }
 
-/// Every tensor that the model needs, embedding first.
+/// Returns all tensors that the model needs, embedding first.
 pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
     stage_tensors(config, Stage::default())
 }
 
-/// Every tensor that a stage needs. A tied embedding is the last stage's head too.
+/// Returns all tensors that a stage needs. A tied embedding is also the head of the last stage.
 pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Vec<TensorSpec> {
     let mut all = Vec::new();
     let mut add = |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.into() });
@@ -59,10 +59,10 @@ pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Vec<TensorSpec> {
     all
 }
 
-/// The named tensors that the model does not use, except those that never matter.
+/// Returns the named tensors that the model does not use, except those that are always harmless.
 pub(super) fn unused<'a>(config: &LlamaConfig, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let used: HashSet<String> = tensors(config).into_iter().map(|spec| spec.name).collect();
-    // Rotary frequencies are computed from `config.json`; a tied head is stored a second time by some tools.
+    // Rotary frequencies are computed from `config.json`; some tools store a tied head a second time.
     let is_harmless =
         |name: &str| name.contains(".rotary_emb.") || (config.tied_embeddings && name == "lm_head.weight");
     names.filter(|name| !used.contains(*name) && !is_harmless(name)).collect()
@@ -74,20 +74,20 @@ fn check(config: &LlamaConfig, world_size: usize) -> Result<(), ShardError> {
     Ok(())
 }
 
-/// The world sizes up to `most` that a model can run on.
+/// Returns the world sizes up to `most` that a model can run on.
 pub fn legal_world_sizes(config: &LlamaConfig, most: usize) -> Vec<usize> {
     (1..=most).filter(|n| check(config, *n).is_ok()).collect()
 }
 
-/// All-reduces of `[tokens, hidden]` in a forward pass: of the embedding, and two a layer.
+/// Returns the number of all-reduces of `[tokens, hidden]` in a forward pass: one for the embedding, and two per layer.
 pub fn all_reduces(config: &LlamaConfig) -> usize {
     2 * config.layers + 1
 }
 
-/// Whether a model can run on this many ranks.
+/// Checks that a model can run on this number of ranks.
 ///
 /// # Errors
-/// [`ConfigurationError::WorldSize`] with the reason and the legal sizes.
+/// Returns [`ConfigurationError::WorldSize`] with the reason and the legal sizes.
 pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
     check(config, world_size).map_err(|source| {
         // More ranks than query heads are never legal.
@@ -96,10 +96,10 @@ pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
     })
 }
 
-/// Whether a model can be divided into this many pipeline stages.
+/// Checks that a model can be divided into this number of pipeline stages.
 ///
 /// # Errors
-/// [`ConfigurationError::Stages`] when there are more stages than layers.
+/// Returns [`ConfigurationError::Stages`] if there are more stages than layers.
 pub fn check_stages(config: &LlamaConfig, stages: usize) -> Result<()> {
     if stages <= config.layers {
         return Ok(());

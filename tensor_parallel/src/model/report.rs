@@ -9,6 +9,6 @@ pub struct LoadReport {
     pub checkpoint_bytes: u64,
     /// Bytes of weights that this rank read from files.
     pub bytes_read: u64,
-    /// How long it took, until every rank had its weights.
+    /// Time until every rank had its weights.
     pub elapsed: Duration,
 }

@@ -1,4 +1,4 @@
-//! The rotary part of `config.json`: `rope_parameters` as transformers 5 writes it, `rope_theta` and `rope_scaling` as 4 did.
+//! The rotary settings of `config.json`: `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in version 4.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::config_error::ConfigError;
 use super::json::JsonObject;
 use crate::rotary::RotaryScaling;
 
-/// Base frequency and scaling.
+/// Parses base frequency and scaling.
 pub(super) fn parse(
     keys: &JsonObject<'_>,
     max_positions: usize,

@@ -1,4 +1,4 @@
-//! Which layers a rank holds when a model is divided into the stages of a pipeline. Pure.
+//! The layers that a rank holds if a model is divided into the stages of a pipeline. Pure.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub struct Stage {
 }
 
 impl Default for Stage {
-    /// The only stage.
+    /// Returns the only stage of an undivided model.
     fn default() -> Self {
         Self { index: 0, count: 1 }
     }
@@ -26,23 +26,24 @@ impl fmt::Display for Stage {
 }
 
 impl Stage {
-    /// Whether tokens enter here.
+    /// Returns true if this is the first stage, which takes the tokens.
     pub const fn is_first(&self) -> bool {
         self.index == 0
     }
 
-    /// Whether logits leave here.
+    /// Returns true if this is the last stage, which returns the logits.
     pub const fn is_last(&self) -> bool {
         self.index + 1 == self.count
     }
 
-    /// Its share of `layers` layers. Where they do not divide, the earlier stages have one more: the last has the head too.
+    /// Returns its share of `layers` layers. If they are not divisible, the earlier stages have one more, because the last also
+    /// has the head.
     pub fn layers(&self, layers: usize) -> Range<usize> {
         part(layers, self.index, self.count)
     }
 }
 
-/// Cuts `total` into `parts` ranges of equal length, of which the earlier are longer by one where it does not divide.
+/// Divides `total` into `parts` ranges of equal length. If it is not divisible, the earlier ones are longer by one.
 pub(super) fn cut(total: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     (0..parts).map(move |index| part(total, index, parts))
 }

@@ -15,7 +15,7 @@ fn base() -> Value {
     })
 }
 
-/// The base configuration with some keys set.
+/// Parses the base configuration with some keys changed.
 fn with(changes: &Value) -> Result<LlamaConfig> {
     let mut config = base();
     for (key, value) in changes.as_object().unwrap() {
@@ -127,7 +127,7 @@ fn what_is_not_supported_is_refused_by_name() {
 #[test]
 fn a_folder_without_a_model_is_named_with_what_belongs_there() {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    // A folder without one, no folder at all, and a file in its place.
+    // A folder without the file, no folder, and a file in place of the folder.
     for folder in ["src", "no-such-folder", "Cargo.toml"] {
         let error = LlamaConfig::from_folder(&here.join(folder)).unwrap_err();
         let said = error.to_string();
@@ -185,7 +185,7 @@ fn tensors_that_the_model_does_not_use_are_listed_less_those_that_never_matter()
         unused(config, names).into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(all(&config), ["model.layers.2.mlp.up_proj.weight"]);
-    // A tied model needs no head, and often has one.
+    // A tied model needs no head, but files often contain one.
     let tied = with(&json!({ "tie_word_embeddings": true })).unwrap();
     assert_eq!(all(&tied), ["model.layers.2.mlp.up_proj.weight"]);
 }

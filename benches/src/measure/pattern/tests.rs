@@ -1,6 +1,6 @@
 use super::*;
 
-/// A case: the operation, its reduction, the number of ranks, and whether input and output are separate.
+/// A case: the operation, its reduction, the number of ranks, and its placement.
 #[derive(Clone, Copy, Debug)]
 struct Called {
     what: Collective,
@@ -15,7 +15,7 @@ impl Called {
         patterns.out_of_place(self.out_of_place)
     }
 
-    /// Every rank's buffer before call number `call`, and what it contributes: its input, or its buffer in place.
+    /// Returns every rank's buffer before call number `call`, and its contribution: its input, or its buffer in place.
     fn filled(self, call: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
         let of_rank = |rank| {
             let patterns = self.patterns(rank);
@@ -29,12 +29,12 @@ impl Called {
         (0..self.n).map(of_rank).unzip()
     }
 
-    /// What correct ranks leave in the buffer of `rank`, computed the slow way from what all contribute.
+    /// Returns the buffer of `rank` after a correct call, computed naively from all contributions.
     fn carried_out(self, before: &[u32], inputs: &[Vec<u32>], rank: usize) -> Vec<u32> {
         let Self { what, op, n, out_of_place } = self;
         let count = 1500;
         let chunk = |of: &[u32], p: usize| of[p * count..(p + 1) * count].to_vec();
-        // In place, a rank's chunk is where it is in the whole array.
+        // In place, a rank's chunk is at its position in the whole array.
         let own = |p: usize| if out_of_place { inputs[p].clone() } else { chunk(&inputs[p], p) };
         let fold = |i: usize| {
             let all = inputs.iter().map(|b| b[i]);
@@ -75,7 +75,7 @@ impl Called {
     }
 }
 
-/// Every operation and reduction on every number of ranks up to 5, in place and out of place.
+/// Runs a test with every operation and reduction on every number of ranks up to 5, in place and out of place.
 fn everything(test: impl Fn(Called)) {
     for n in 1..=5 {
         for what in Collective::ALL {

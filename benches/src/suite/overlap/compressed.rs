@@ -1,4 +1,4 @@
-//! All-reduces of f32 values, sent as they are and in 16 bits.
+//! All-reduces of f32 values, sent unchanged and in 16 bits.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::median_us;
 
-/// Bytes of f32.
+/// Bytes of the f32 values of each all-reduce.
 const SIZES: [usize; 3] = [100_000, 10_000_000, 100_000_000];
 
 /// All-reduces of one size.
@@ -16,11 +16,11 @@ const SIZES: [usize; 3] = [100_000, 10_000_000, 100_000_000];
 pub struct CompressedRow {
     /// Bytes of the f32 values.
     pub bytes: usize,
-    /// Median time of an all-reduce that sends them as they are, in microseconds.
+    /// Median time of an all-reduce that sends them unchanged, in microseconds.
     pub f32_us: f64,
-    /// In bf16.
+    /// The all-reduce in bf16.
     pub bf16: Sent,
-    /// In f16.
+    /// The all-reduce in f16.
     pub f16: Sent,
 }
 
@@ -31,7 +31,7 @@ pub struct Sent {
     pub median_us: f64,
     /// The largest error, relative to the sum of absolute values.
     pub error: f64,
-    /// What it may be at most.
+    /// Upper bound of the error.
     pub bound: f64,
 }
 
@@ -60,7 +60,7 @@ fn measure_size(group: &mut ProcessGroup, bytes: usize, steps: usize) -> Result<
     Ok(CompressedRow { bytes, f32_us, bf16: sent(WireType::Bf16)?, f16: sent(WireType::F16)? })
 }
 
-/// The median on the slowest rank, in microseconds.
+/// Returns the median on the slowest rank, in microseconds.
 fn time(
     group: &mut ProcessGroup,
     steps: usize,
@@ -76,13 +76,13 @@ fn time(
     median_us(group, &seconds)
 }
 
-/// Any value between -1 and 1 that no 16-bit type holds.
+/// Returns a value between -1 and 1 that no 16-bit type represents.
 fn operand(rank: usize, i: usize) -> f32 {
     let mixed = (i as u64 ^ ((rank as u64 + 1) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// On this rank, which has the same bits as all others.
+/// Returns the largest error on this rank, which has the same bits as all others.
 fn largest_error(sums: &[f32], ranks: usize) -> f64 {
     let mut largest = 0.0f64;
     for (i, got) in sums.iter().enumerate() {

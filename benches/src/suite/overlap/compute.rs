@@ -9,7 +9,7 @@ use ryzanstein_tensor_parallel::{Compute as _, Cuda, Error, Tensor};
 
 use super::median_us;
 
-/// Units whose time is measured to learn that of one.
+/// Number of units whose time is measured to determine that of one.
 const TRIAL: u32 = 1000;
 /// Rows and columns of the matrices whose product is a unit on a GPU.
 const SIDE: usize = 1024;
@@ -25,9 +25,9 @@ pub(super) struct Compute {
 enum Work {
     #[default]
     Nothing,
-    /// A unit is a microsecond.
+    /// Waits; a unit is a microsecond.
     Wait,
-    /// Boxed: the others are small.
+    /// Multiplies matrices. Boxed: the others are small.
     Gpu(Box<Products>),
 }
 
@@ -38,7 +38,7 @@ struct Products {
 }
 
 impl Compute {
-    /// So much compute as takes `us` microseconds when all ranks compute at once. Every rank calls this.
+    /// Calibrates compute that takes `us` microseconds when all ranks compute at once. Every rank calls this.
     pub(super) fn calibrated(us: f64, group: &mut ProcessGroup) -> Result<Self, Error> {
         let Some(device) = group.device() else { return Ok(Self { work: Work::Wait, units: us as u32 }) };
         let trial = Self { work: Work::Gpu(Box::new(Products::new(device)?)), units: TRIAL };
@@ -55,7 +55,7 @@ impl Compute {
         Ok(Self { units: (us / unit_us).round() as u32, ..trial })
     }
 
-    /// Computes, or on a GPU enqueues it on the compute stream.
+    /// Computes, or on a GPU enqueues the compute on the compute stream.
     pub(super) fn run(&self) -> Result<(), Error> {
         match &self.work {
             Work::Nothing => {}

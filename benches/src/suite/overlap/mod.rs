@@ -1,5 +1,5 @@
-//! How much of the reduction of gradients a backward pass hides, by size of the buckets; on host memory also what a reduction in 16
-//! bits takes.
+//! The share of gradient reduction that a backward pass hides, by size of the buckets; on host memory also the time of a
+//! reduction in 16 bits.
 //!
 //! A step is a synthetic backward pass: some compute for each parameter, from the last to the first, then its gradient is written.
 //! On GPUs that compute is products of matrices; on CPUs the host waits, as it does for an accelerator.
@@ -25,24 +25,25 @@ use ryzanstein_orchestrator::Orchestrator;
 
 /// Sizes of buckets.
 const BUCKETS: [usize; 4] = [1_000_000, 5_000_000, 25_000_000, 100_000_000];
-/// Arrays of a rank, each as large as all gradients: what its pass computes, and the gradients of each way to reduce them.
+/// Number of arrays of a rank, each as large as all gradients: the results of its pass, and the gradients of each reduction
+/// strategy.
 const ARRAYS: u64 = 2 + BUCKETS.len() as u64;
-/// Gradients repeat after so many elements, so their sums are exact.
+/// Period of the gradients in elements, so that their sums are exact.
 const PERIOD: usize = 61;
 
-/// What to measure.
+/// A request for measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OverlapRequest {
     /// Bytes of all gradients, in f32.
     pub bytes: u64,
-    /// Parameters, all of one size.
+    /// Number of parameters, all of one size.
     pub parameters: usize,
-    /// Timed steps.
+    /// Number of timed steps.
     pub steps: usize,
 }
 
 impl OverlapRequest {
-    /// What suits the memory where a group computes.
+    /// Returns a request that suits the memory where a group computes.
     pub fn usual(memory: Memory) -> Self {
         let bytes = if memory == Memory::Host { 64_000_000 } else { 1_000_000_000 };
         Self { bytes, parameters: 64, steps: 10 }
@@ -62,10 +63,10 @@ impl OverlapRequest {
     }
 }
 
-/// Measures every way to reduce the gradients. Every rank calls this with the same request, and gets the same report.
+/// Measures every reduction strategy. Every rank calls this with the same request, and gets the same report.
 ///
 /// # Errors
-/// Those of the groups and of a GPU.
+/// Returns the errors of the groups and of a GPU.
 pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<OverlapReport, Error> {
     request.check()?;
     let manager = orchestrator.manager();
@@ -86,7 +87,7 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
     let reducing = pass.median_us(&reducing)?;
     pass.compute = Compute::calibrated(reducing / request.parameters as f64, pass.group)?;
 
-    // All in turn, so that whatever else the machine does meets all.
+    // All in turn, so that other activity of the machine affects all alike.
     let mut computing = Vec::new();
     let mut times = vec![(Vec::new(), Vec::new()); ways.len()];
     for _ in 0..=request.steps {
@@ -128,11 +129,11 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
 /// A synthetic backward pass.
 struct Pass<'a> {
     group: &'a mut ProcessGroup,
-    /// Of this rank alone: its calls copy where the group works, in the order of the compute stream.
+    /// A group of this rank alone: its calls copy within the memory of the group, in the order of the compute stream.
     own: ProcessGroup,
-    /// What this rank's pass writes into the gradient of each parameter.
+    /// The values that this rank's pass writes into the gradient of each parameter.
     sources: Vec<GroupBuffer<f32>>,
-    /// Elements of a gradient.
+    /// Number of elements of a gradient.
     count: usize,
     compute: Compute,
 }
@@ -153,7 +154,7 @@ impl<'a> Pass<'a> {
         Ok(Self { group, own, sources, count, compute: Compute::default() })
     }
 
-    /// Seconds of what all ranks begin together, on this rank.
+    /// Returns the seconds of work that all ranks begin together, on this rank.
     fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<f64, Error> {
         self.group.barrier()?;
         self.group.synchronize()?;
@@ -163,25 +164,25 @@ impl<'a> Pass<'a> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// The median of all but the first, each on its slowest rank, in microseconds.
+    /// Returns the median of all but the first, each on its slowest rank, in microseconds.
     fn median_us(&mut self, seconds: &[f64]) -> Result<f64, Error> {
         median_us(self.group, seconds)
     }
 }
 
-/// The median of all but the first, each on its slowest rank, in microseconds.
+/// Returns the median of all but the first, each on its slowest rank, in microseconds.
 fn median_us(group: &mut ProcessGroup, seconds: &[f64]) -> Result<f64, Error> {
     let all = group.all_gather_object(&seconds.to_vec())?;
     let all: Vec<&[f64]> = all.iter().map(|rank| rank.get(1..).unwrap_or_default()).collect();
     Ok(summary(slowest(&all)).median_us * 1e6)
 }
 
-/// What a rank computes in element `i`: sums of these are exact.
+/// Returns the value of element `i` on a rank: sums of these are exact.
 fn computed(rank: usize, parameter: usize, i: usize) -> f32 {
     ((i + 3 * rank + 5 * parameter) % PERIOD) as f32
 }
 
-/// How gradients are reduced.
+/// A strategy to reduce gradients.
 enum ReductionStrategy {
     /// One all-reduce per parameter, after the backward pass.
     OneByOne(Vec<GroupBuffer<f32>>),
@@ -248,7 +249,7 @@ impl ReductionStrategy {
         Ok(())
     }
 
-    /// Wrong elements on this rank after the last step.
+    /// Returns the number of wrong elements on this rank after the last step.
     fn wrong(&mut self, pass: &mut Pass<'_>) -> Result<u64, Error> {
         let mut found = pass.group.upload(&vec![0.0f32; pass.count])?;
         let (ranks, mut wrong) = (pass.group.world_size(), 0);

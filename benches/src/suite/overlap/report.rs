@@ -10,12 +10,12 @@ use crate::communication::percent;
 use ryzanstein_orchestrator::plural;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 
-/// One way to reduce the gradients of a step.
+/// One strategy to reduce the gradients of a step.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct OverlapRow {
     /// The largest bytes of a bucket; `null` for one all-reduce per parameter after the pass.
     pub bucket_bytes: Option<usize>,
-    /// All-reduces of a step.
+    /// Number of all-reduces in a step.
     pub all_reduces: usize,
     /// Median time of a step without compute, in microseconds.
     pub alone_us: f64,
@@ -28,7 +28,7 @@ pub struct OverlapRow {
 }
 
 impl OverlapRow {
-    /// From medians in microseconds: the step without overlap takes `unhidden`.
+    /// Creates a row from medians in microseconds: the step without overlap takes `unhidden`.
     pub(super) fn new(
         bucket_bytes: Option<usize>,
         all_reduces: usize,
@@ -54,25 +54,25 @@ impl OverlapRow {
 /// A whole result, the same on all ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OverlapReport {
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
     /// The backend.
     pub backend: BackendKind,
     /// Bytes of all gradients, in f32.
     pub bytes: u64,
-    /// Parameters.
+    /// Number of parameters.
     pub parameters: usize,
     /// Median time of a step's compute, in microseconds.
     pub compute_us: f64,
-    /// Without overlap first, then in buckets.
+    /// The rows: without overlap first, then in buckets.
     pub rows: Vec<OverlapRow>,
     /// All-reduces in 16 bits; none on GPUs.
     pub compressed: Vec<CompressedRow>,
-    /// Wrong gradients, over all ranks and ways.
+    /// Wrong gradients, over all ranks and strategies.
     pub errors: u64,
 }
 
-/// A line of JSON: a row, and what all rows have in common.
+/// A line of JSON: a row, and the common fields of all rows.
 #[derive(Serialize)]
 struct Line<'a, T> {
     measured: &'static str,
@@ -94,13 +94,13 @@ struct PassFields {
 }
 
 impl OverlapReport {
-    /// Whether every gradient was right, and every error of 16-bit types within its bound.
+    /// Returns true if every gradient was right, and every error of 16-bit types within its bound.
     pub fn is_correct(&self) -> bool {
         let sent = self.compressed.iter().flat_map(|row| [row.bf16, row.f16]);
         self.errors == 0 && sent.into_iter().all(|sent| sent.error <= sent.bound)
     }
 
-    /// An object per line.
+    /// Formats one object per line.
     pub fn json(&self) -> String {
         let Self { bytes, parameters, compute_us, errors, .. } = *self;
         let compute = if self.backend == BackendKind::Nccl { "products" } else { "wait" };
@@ -115,7 +115,7 @@ impl OverlapReport {
         serde_json::to_string(&line).expect("numbers and names are always JSON") + "\n"
     }
 
-    /// For people.
+    /// Formats the report for people.
     pub fn text(&self, screen: Screen) -> String {
         let kind = match self.backend {
             BackendKind::Nccl => "products of matrices on the compute stream",

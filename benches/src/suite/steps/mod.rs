@@ -1,5 +1,5 @@
-//! Steps of a model's layers, sharded over the ranks and unsharded on one of them: scaling efficiency, and the share of a step that
-//! communicates.
+//! Steps of a model's layers, sharded over the ranks and unsharded on one of them: scaling efficiency, and the share of
+//! communication in a step.
 
 mod report;
 mod shape;
@@ -23,29 +23,30 @@ pub use shape::ModelShape;
 pub(super) const ABOVE_EFFICIENCY: f64 = 0.95;
 /// Type of weights and activations.
 const DTYPE: DType = DType::BF16;
-/// The largest difference allowed, of the largest logit: sums over shards are rounded to 16 bits on their way, once a call.
+/// The largest allowed difference, as a share of the largest logit: sums over shards are rounded to 16 bits in transit, once a
+/// call.
 pub const LIMIT: f64 = 0.05;
 /// Untimed steps: the first is eager, the second is recorded.
 const WARM_UP: usize = 3;
 
-/// What to measure.
+/// A request for measurements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepRequest {
     /// Shapes of the layers.
     pub shapes: Vec<ModelShape>,
-    /// Layers of each.
+    /// Number of layers of each shape.
     pub layers: usize,
-    /// Sequences of decode steps, a row for each.
+    /// Numbers of sequences of decode steps, a row for each.
     pub batches: Vec<usize>,
-    /// Tokens of the prompt: those of a prefill step, and what a decode step attends to.
+    /// Tokens of the prompt: those of a prefill step, and those that a decode step attends to.
     pub prompt: usize,
-    /// Timed steps.
+    /// Number of timed steps.
     pub steps: usize,
 }
 
 impl StepRequest {
-    /// What fits the time and the memory where a group computes: on processors one layer of an 8-billion-parameter model, on
-    /// GPUs four layers of that and of a larger one.
+    /// Returns a request that fits the time and the memory where a group computes: on processors one layer of an
+    /// 8-billion-parameter model, on GPUs four layers of that and of a larger one.
     pub fn usual(memory: Memory) -> Self {
         let batches = vec![1, 8, 64];
         if memory == Memory::Host {
@@ -59,7 +60,7 @@ impl StepRequest {
     /// Refuses a shape that cannot run on `world_size` ranks, and more steps than a sequence has positions.
     ///
     /// # Errors
-    /// [`Error::Configuration`] with the sizes that can, and [`Error::Input`] for a shape that is none.
+    /// [`Error::Configuration`] with the valid sizes, and [`Error::Input`] for an invalid shape.
     pub fn check(&self, world_size: usize) -> Result<(), Error> {
         self.shapes.iter().try_for_each(|shape| {
             let config = shape.config(self.layers)?;
@@ -79,7 +80,7 @@ impl StepRequest {
         })
     }
 
-    /// Positions of a sequence that is decoded.
+    /// Returns the number of positions of a decoded sequence.
     const fn positions(&self) -> usize {
         self.prompt + WARM_UP + self.steps
     }
@@ -92,15 +93,15 @@ pub struct StepRow {
     pub step: &'static str,
     /// Name of the shape.
     pub shape: String,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
     /// Type of weights and activations.
     pub dtype: DType,
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Tokens of each.
+    /// Tokens of each sequence.
     pub tokens: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
     /// The backend.
     pub backend: BackendKind,
@@ -112,26 +113,26 @@ pub struct StepRow {
     pub speed_up: f64,
     /// `speed_up` / `world_size`.
     pub efficiency: f64,
-    /// Whether that is above the documented target, and all logits were right.
+    /// True if the efficiency is above the documented target, and all logits were right.
     pub meets_target: bool,
-    /// The largest difference of a logit between both, in all steps, as a share of the largest logit.
+    /// The largest difference of a logit between both models, in all steps, as a share of the largest logit.
     pub difference: f64,
-    /// Whether it is within the limit.
+    /// True if the difference is within the limit.
     pub correct: bool,
-    /// Timed steps.
+    /// Number of timed steps.
     pub steps: usize,
-    /// The share of a step that communicates, without waits for ranks that come late; `null` if no call was timed.
+    /// The share of communication in a step, without waits for late ranks; `null` if no call was timed.
     pub communication_share: Option<f64>,
-    /// By operation.
+    /// The communication by operation.
     pub communication: Communication,
 }
 
-/// What one rank measured.
+/// The measurements of one rank.
 #[derive(Serialize, Deserialize)]
 struct Measured {
-    /// Of the sharded steps.
+    /// Seconds of the sharded steps.
     seconds: Vec<f64>,
-    /// On the rank that runs the unsharded model too.
+    /// The unsharded model, on the rank that runs it too.
     alone: Option<Alone>,
     communication: Communication,
 }
@@ -142,11 +143,12 @@ struct Alone {
     difference: f64,
 }
 
-/// Measures all steps of all shapes. Every rank calls this with the same request and gets the same rows; `on_row` gets each when it
-/// is measured. The unsharded model runs on rank 0, with all CPUs that it may use if there is no GPU, while the others wait.
+/// Measures all steps of all shapes. Every rank calls this with the same request and gets the same rows; `on_row` gets each as
+/// soon as it is measured. The unsharded model runs on rank 0, with all CPUs that it may use if there is no GPU, while the
+/// others wait.
 ///
 /// # Errors
-/// Those of [`StepRequest::check`], of the groups, and of memory that does not suffice.
+/// Returns the errors of [`StepRequest::check`] and of the groups, and an error when the memory does not suffice.
 pub fn run(
     orchestrator: &mut Orchestrator,
     request: &StepRequest,
@@ -173,7 +175,7 @@ pub fn run(
     Ok(rows)
 }
 
-/// Where the ranks of the world group compute, for advice.
+/// Returns the context of the ranks of the world group, for advice.
 pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> JobContext {
     let manager = orchestrator.manager();
     let rows = manager.world().profile().rows();
@@ -189,7 +191,7 @@ fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error>
 
 #[derive(Clone, Copy)]
 enum Step {
-    /// A token for each of so many sequences.
+    /// A token for each of this many sequences.
     Decode(usize),
     /// A prompt.
     Prefill,
@@ -202,7 +204,7 @@ struct Side<'a> {
     group: &'a mut ProcessGroup,
 }
 
-/// So many tokens, others for each `start`.
+/// Returns `count` tokens, different ones for each `start`.
 fn tokens(count: usize, start: usize, config: &LlamaConfig) -> Vec<u32> {
     (start..start + count).map(|at| (at * 37 % config.vocabulary) as u32).collect()
 }
@@ -221,7 +223,7 @@ impl Step {
         let mut alone = whole.as_ref().map(|_| Alone::default());
         let mut seconds = Vec::new();
         let profile = sharded.group.profile();
-        // In turn, so that whatever else the machine does meets both.
+        // In turn, so that other activity of the machine affects both alike.
         for at in 0..WARM_UP + request.steps {
             if at == WARM_UP {
                 profile.clear();
@@ -258,7 +260,7 @@ impl Step {
         Ok(Side { decoder, config, group })
     }
 
-    /// One step: its seconds and its logits.
+    /// Runs one step, and returns its seconds and its logits.
     fn run(self, side: &mut Side<'_>, request: &StepRequest, at: usize) -> Result<(f64, Vec<f32>), Error> {
         let Side { decoder, group, config } = side;
         let started;
@@ -322,7 +324,7 @@ impl Step {
     }
 }
 
-/// The largest difference of two rows of logits, of the largest value. Infinite where it cannot be told.
+/// Returns the largest difference of two rows of logits, relative to the largest value. Infinite if it cannot be computed.
 fn difference(got: &[f32], want: &[f32]) -> f64 {
     let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     if got.len() != want.len() || !largest.is_normal() {

@@ -24,12 +24,12 @@ const COLUMNS: [Column<'static>; 11] = [
     Column::left("verdict"),
 ];
 
-/// One line of JSON.
+/// Formats one line of JSON.
 pub fn json(row: &StepRow) -> String {
     serde_json::to_string(row).expect("numbers and names are always JSON")
 }
 
-/// A table of all steps, what was compared, what their communication is made up of, and advice. Empty without rows.
+/// Formats a table of all steps, the compared models, the parts of their communication, and advice. Empty without rows.
 pub fn text(rows: &[StepRow], around: &JobContext, processors: usize, screen: Screen) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut text = format!("{}\n", wrap(&compared(first, around, processors), 2, screen));
@@ -52,14 +52,14 @@ pub fn text(rows: &[StepRow], around: &JobContext, processors: usize, screen: Sc
     text
 }
 
-/// The parts of a step's communication. Only the first has the name of the step.
+/// Returns the parts of a step's communication. Only the first has the name of the step.
 fn part_cells(row: &StepRow) -> Vec<Vec<Cell>> {
     let names = std::iter::once(name(row)).chain(std::iter::repeat(String::new()));
     let parts = names.zip(&row.communication.parts);
     parts.map(|(name, part)| [Cell::from(name)].into_iter().chain(part.cells()).collect()).collect()
 }
 
-/// For each step that communicates much why, and behind the steps to which the same remedies apply these.
+/// Returns the cause for each step with a large share of communication, and the remedies after the steps to which they apply.
 fn advice(rows: &[StepRow], around: &JobContext) -> Vec<String> {
     let mut lines = Vec::new();
     let mut advised = rows.iter().filter_map(|row| Some((row, row.communication.advice(around)?))).peekable();
@@ -72,7 +72,7 @@ fn advice(rows: &[StepRow], around: &JobContext) -> Vec<String> {
     lines
 }
 
-/// What `t1` and `tn` are times of.
+/// Describes the models whose times are `t1` and `tn`.
 fn compared(row: &StepRow, around: &JobContext, processors: usize) -> String {
     let ranks = plural(row.world_size, "rank");
     let layers = format!(
@@ -119,8 +119,9 @@ fn cells(row: &StepRow) -> Vec<Cell> {
     ]
 }
 
-/// The documented targets for steps: the worst row counts, as nobody chooses it. Rows with wrong values do not count, nor does one
-/// rank alone, which sends nothing. While the share of a row is not known, the others cannot meet the target, but they can miss it.
+/// Returns the documented targets for steps. The worst row counts, as users cannot choose it. Rows with wrong values do not
+/// count, nor does a single rank, which sends nothing. While the share of a row is not known, the others cannot meet the
+/// target, but they can miss it.
 pub fn verdicts(rows: &[StepRow]) -> [Verdict; 2] {
     let rows = || rows.iter().filter(|row| row.correct && row.world_size > 1);
     let least = rows().min_by(|a, b| a.efficiency.total_cmp(&b.efficiency));

@@ -5,33 +5,33 @@ use ryzanstein_tensor_parallel::{Error, LlamaConfig};
 /// The shape of a model's layers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelShape {
-    /// Its name.
+    /// Name of the shape.
     pub name: String,
-    /// Features between layers.
+    /// Number of features between layers.
     pub hidden: usize,
-    /// Features inside the MLP.
+    /// Number of features inside the MLP.
     pub intermediate: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Tokens in the vocabulary for each layer of the whole model: an excerpt of the layers gets as large a part of the vocabulary, so
-    /// that embedding and head take the share of a step that they take in the whole model.
+    /// Tokens in the vocabulary for each layer of the whole model: an excerpt of the layers gets a proportional part of the
+    /// vocabulary, so that embedding and head take the same share of a step as in the whole model.
     pub tokens_per_layer: usize,
 }
 
 impl ModelShape {
-    /// Llama 3 with 8 billion parameters: 32 layers.
+    /// Returns the shape of Llama 3 with 8 billion parameters: 32 layers.
     pub fn llama_8b() -> Self {
         Self::new("llama-8b", [4096, 14_336, 32, 8], 128_256 / 32)
     }
 
-    /// Llama 3 with 70 billion parameters: 80 layers.
+    /// Returns the shape of Llama 3 with 70 billion parameters: 80 layers.
     pub fn llama_70b() -> Self {
         Self::new("llama-70b", [8192, 28_672, 64, 8], 128_256 / 80)
     }
 
-    /// Any other: hidden size, intermediate size, query heads, and heads of keys and values.
+    /// Creates any other shape: hidden size, intermediate size, query heads, and heads of keys and values.
     pub fn new(
         name: &str,
         [hidden, intermediate, heads, kv_heads]: [usize; 4],
@@ -40,10 +40,10 @@ impl ModelShape {
         Self { name: name.into(), hidden, intermediate, heads, kv_heads, tokens_per_layer }
     }
 
-    /// The settings of a model of so many such layers.
+    /// Returns the settings of a model of this many layers.
     ///
     /// # Errors
-    /// [`Error::Model`](Error) for sizes that no model has.
+    /// [`Error::Model`](Error) for invalid sizes.
     pub fn config(&self, layers: usize) -> Result<LlamaConfig, Error> {
         let Self { hidden, intermediate, heads, kv_heads, tokens_per_layer, .. } = self;
         let vocabulary = tokens_per_layer * layers;

@@ -11,7 +11,7 @@ pub(super) const LIMIT: f64 = 1e-5;
 const HEAD_DIM: usize = 16;
 const TOKENS: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
 
-/// The comparison of the two.
+/// The comparison of the sharded with the unsharded model.
 pub(super) struct Comparison {
     pub(super) ranks: usize,
     /// Largest difference of a logit, over all ranks, divided by the largest logit.
@@ -38,7 +38,7 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     Ok(Comparison { ranks, difference: difference[0], correct: same_length && difference[0] <= LIMIT })
 }
 
-/// A model for any number of ranks: the number of heads is a multiple of it.
+/// Returns the configuration of a model for any number of ranks: the number of heads is a multiple of it.
 fn config(ranks: usize) -> Result<LlamaConfig, Error> {
     let heads = ranks * 8usize.div_ceil(ranks);
     let json = format!(

@@ -14,23 +14,23 @@ use ryzanstein_benches::suite::{Calibration, Columns, Row, RowWriter};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::plural;
 
-/// What to check, and how to write the report.
+/// The checks to make, and the form of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// The name of the job.
     pub job: &'a str,
-    /// Compare latencies with the documented targets on CPUs too. The targets are for GPUs.
+    /// True to compare latencies with the documented targets on CPUs too. The targets are for GPUs.
     pub targets: bool,
-    /// What the report is written to.
+    /// The destination of the report.
     pub screen: Screen,
 }
 
 /// The result of the check, the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckReport {
-    /// All values were right.
+    /// True if all values were right.
     pub correct: bool,
-    /// Whether the documented targets were met; `None` if none was judged.
+    /// True if the documented targets were met; `None` if none was judged.
     pub targets_met: Option<bool>,
 }
 
@@ -39,10 +39,10 @@ const SMALL: usize = 1000;
 /// Lengths in elements at which paths are validated: they divide into chunks evenly and unevenly.
 const LENGTHS: [usize; 3] = [1, 1021, 65_539];
 
-/// Runs the whole check. Every rank calls this. `tell` gets the report piece by piece, as it is made.
+/// Runs the whole check. Every rank calls this. `tell` gets the report piece by piece, as the pieces are made.
 ///
 /// # Errors
-/// Those of the collectives and of the model.
+/// Returns the errors of the collectives and of the model.
 pub fn run(
     orchestrator: &mut Orchestrator,
     options: &Options<'_>,

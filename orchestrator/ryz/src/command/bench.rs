@@ -30,14 +30,14 @@ use crate::command::rank;
 use crate::command::screen;
 use crate::command::settings;
 
-/// How much slower a row may be than in an earlier result.
+/// Share by which a row may be slower than in an earlier result.
 const TOLERANCE: f64 = 0.1;
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.config()?;
     screen.set_log_level(&mut config);
     let request = args.request()?;
-    // Refuse what is wrong before anything is started.
+    // Refuse wrong requests before anything is started.
     request.check()?;
     args.check_flags()?;
     args.suite().check(args.format, request.iterations, config.job.world_size.map(WorldSize::get))?;
@@ -92,7 +92,7 @@ fn measure(
     let request = suite.place(request, group.memory());
     let operations: Vec<String> =
         request.ops.iter().map(|form| bench::label(*form, request.reduction)).collect();
-    // With --out, the file gets the format that was asked for, and standard output the table.
+    // With --out, the file gets the requested format, and standard output the table.
     let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
     // The process that compares variants shows them.
     let is_quiet = request.part.is_some();
@@ -118,7 +118,7 @@ fn measure(
     let part = request.part.as_ref();
     let part = part.map(|part| format!("{}, round {} of {}: ", part.variant, part.round, bench::ROUNDS));
     let progress = Progress::new(is_first && !is_live, &part.unwrap_or_default());
-    // Whoever reads the output gets each row as soon as it is measured.
+    // A reader of the output gets each row as soon as it is measured.
     let tell = |text: &str| {
         if is_first && !is_quiet {
             let mut out = std::io::stdout().lock();
@@ -169,7 +169,7 @@ fn measure(
     if let Some(file) = out {
         out::write(file, &report.text(args.format.into()))?;
     }
-    // Rank 0 has the earlier result, and all ranks fail alike.
+    // Rank 0 holds the earlier result, and all ranks fail alike.
     let comparison = earlier.map(|earlier| earlier.compare(&report.rows, TOLERANCE));
     if let Some(comparison) = &comparison {
         match shown {

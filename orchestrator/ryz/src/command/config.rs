@@ -77,7 +77,7 @@ fn json(config: &Config, variables: &[NcclVariable]) -> serde_json::Value {
     json!({ "settings": settings, "nccl_variables": variables })
 }
 
-/// A file that gives this configuration; settings without a value are comments.
+/// Formats a file that gives this configuration; settings without a value are comments.
 fn toml(config: &Config) -> String {
     let (mut text, mut section) = (String::new(), "");
     for entry in config.entries() {
@@ -107,12 +107,12 @@ fn toml(config: &Config) -> String {
     text
 }
 
-/// Whether TOML reads this text as a boolean or an integer that is written the same again; `007` is neither.
+/// Returns true if TOML reads this text as a boolean or an integer that is written the same again; `007` is neither.
 fn is_bare(value: &str) -> bool {
     value.parse::<bool>().is_ok() || value.parse().is_ok_and(|number: i64| number.to_string() == value)
 }
 
-/// The source of an NCCL variable, what it overrides, and advice about it.
+/// Describes the source of an NCCL variable, the value that it overrides, and advice about it.
 fn describe(variable: &NcclVariable) -> String {
     let mut text = variable.source.to_string();
     if let Some((value, source)) = &variable.overridden {

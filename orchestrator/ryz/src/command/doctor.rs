@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
   ryz doctor --format json
   srun --ntasks-per-node 1 ryz doctor";
 
-/// How long the ranks wait until every host has been examined.
+/// Timeout of the ranks for the examination of every host.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(clap::Args, Clone, Debug)]
@@ -65,7 +65,7 @@ fn examine(args: &Args, config: &Config) -> anyhow::Result<Report> {
     Ok(doctor::examine(config, &settings::environment(), &probe_command))
 }
 
-/// What rank 0 prints of a host.
+/// The output of rank 0 for a host.
 #[derive(Serialize, Deserialize)]
 struct HostReport {
     text: String,
@@ -73,7 +73,7 @@ struct HostReport {
     exit_code: i32,
 }
 
-/// The first rank of each host examines it; then all hosts are measured against each other, and rank 0 reports.
+/// Examines a job. The first rank of each host examines it; then all hosts are measured against each other, and rank 0 reports.
 fn examine_job(args: &Args, screen: &screen::Args, config: &Config) -> anyhow::Result<i32> {
     let mut exit_code = 0;
     rank::run(config, |orchestrator| {

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     format: screen::Format,
 }
 
-/// What to do where nothing is known.
+/// Advice if nothing is known.
 const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` lists those that are known. Errors of NCCL say more \
                        with NCCL_DEBUG=WARN, ours with RYZ_LOG__LEVEL=debug, and `ryz doctor` examines this machine";
 
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// A reader that stops early, such as `head`, is no error.
+/// Prints a text. A reader that stops early, such as `head`, is no error.
 fn say(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }

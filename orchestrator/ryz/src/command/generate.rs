@@ -110,11 +110,11 @@ pub(crate) struct Args {
     prompt_file: Option<PathBuf>,
 }
 
-/// No model has room for a larger prompt.
+/// Upper bound of the size of a prompt: no model accepts a larger one.
 const MOST_PROMPT_BYTES: u64 = 256 << 20;
 
 impl Args {
-    /// The prompt, and its text where that came from standard input.
+    /// Returns the prompt, and its text if that came from standard input.
     fn prompt(&self) -> anyhow::Result<(Prompt, Option<String>)> {
         let Some(text) = &self.prompt else {
             return Ok((Prompt::Tokens(self.token_ids.clone().unwrap_or_default()), None));
@@ -130,7 +130,7 @@ impl Args {
                     .take(MOST_PROMPT_BYTES)
                     .read_to_string(&mut read)
                     .context("--prompt -: cannot read a text from standard input")?;
-                // The line break at the end of a file is not meant for the model.
+                // The line break at the end of a file is not part of the prompt.
                 let text = read.strip_suffix('\n').unwrap_or(&read).to_owned();
                 if text.is_empty() {
                     return Err(Error::Configuration(
@@ -197,7 +197,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         },
     };
     let is_launched = settings::is_launched(&config)?;
-    // Refuse what is wrong before anything is started. If only rank 0 can, wait until this rank knows its number.
+    // Refuse wrong requests before anything is started. If only rank 0 can, wait until this rank knows its number.
     let input = if is_launched && args.load_from_root {
         None
     } else {
@@ -244,8 +244,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     })
 }
 
-/// The share of the passes that this rank spent communicating, with advice: a pass for the prompt, and one for each token after the
-/// first. Empty for one rank alone.
+/// Returns the share of the passes that this rank spent communicating, with advice: a pass for the prompt, and one for each
+/// token after the first. Empty for a single rank.
 fn communication(orchestrator: &mut Orchestrator, response: &Response, screen: &screen::Args) -> String {
     let is_graph = orchestrator.config().model.graph;
     let manager = orchestrator.manager();
@@ -255,7 +255,7 @@ fn communication(orchestrator: &mut Orchestrator, response: &Response, screen: &
         .text(&JobContext { is_graph, ..around }, screen.stderr())
 }
 
-/// What rank 0 prepares for all.
+/// Prepares the prompt on rank 0 for all ranks.
 fn prepare(
     request: &mut Request,
     settings: &ModelConfig,
@@ -266,7 +266,7 @@ fn prepare(
     generate::prepare(settings, request).map(|(_, prompt)| prompt)
 }
 
-/// Starts the ranks. They have no standard input, so they get what came from there in a file.
+/// Starts the ranks. They have no standard input, so a file passes its content on to them.
 fn relaunch(ranks: u32, args: &Args, from_stdin: Option<&str>) -> anyhow::Result<i32> {
     let Some(text) = from_stdin else { return launch::relaunch(ranks, &args.file, &[], &[]) };
     let mut file = tempfile::NamedTempFile::new().context("cannot hand the prompt to the ranks")?;

@@ -20,12 +20,12 @@ use ryzanstein_orchestrator::telemetry::Origin;
 use crate::command::screen;
 use crate::command::settings::{self, Flags, set_flag};
 
-/// The command.
+/// The name of the command.
 pub(crate) const NAME: &str = "launch";
 /// The hidden command that [`run`] runs this program with.
 pub(crate) const SUPERVISE: &str = "__supervise";
 
-/// How long to wait at the end for a reader of the output: it may have stopped reading, and must not keep the process.
+/// Timeout for a reader of the output at the end: a reader that has stopped must not keep the process.
 pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "Examples:
@@ -170,7 +170,7 @@ impl Args {
         RankOutput::Prefixed { stdout: screen.stdout().color, stderr: screen.stderr().color }
     }
 
-    /// The environment of the ranks: what flags and the file told the launcher, and the variables for NCCL.
+    /// Returns the environment of the ranks: the settings from flags and the file, and the variables for NCCL.
     fn handed_down(
         &self,
         config: &Config,
@@ -187,18 +187,18 @@ impl Args {
                 std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
             variables.push(("RYZ_CONFIG".into(), file.display().to_string()));
         }
-        // What the terminal of this process means for the logs, the ranks cannot see.
+        // The ranks cannot see the effect of this process's terminal on the logs.
         variables.push(("RYZ_LOG__LEVEL".into(), config.log.level.clone()));
         variables.extend(nccl_settings::missing(config, environment));
         Ok(variables)
     }
 }
 
-/// The launcher: checks everything that can be wrong, then starts the supervisor and waits for it.
+/// Runs the launcher: checks everything that can be wrong, then starts the supervisor and waits for it.
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     args.job(screen)?;
     let mut supervisor = Command::new(std::env::current_exe().context("cannot find this program")?);
-    // Flags of every command may stand before the name of this one.
+    // The flags that every command has may precede the name of this one.
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some(name) = arguments.iter_mut().find(|argument| *argument == NAME) {
         *name = SUPERVISE.into();
@@ -232,7 +232,7 @@ pub(crate) fn relaunch(
     run_supervisor(supervisor)
 }
 
-/// The supervisor: runs the job. Standard input is the lifeline that the launcher holds.
+/// Runs the supervisor of the job. Standard input is the lifeline that the launcher holds.
 pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let job = args.job(screen)?;
     telemetry::log_to(&job.config.log, &Origin::of_launcher(&job.config), console::stderr)?;

@@ -19,10 +19,10 @@ pub(crate) enum Format {
     Json,
 }
 
-/// 128 and the number of SIGINT, as shells have it.
+/// The exit code 128 plus the number of SIGINT, as in shells.
 const INTERRUPTED: i32 = 130;
 
-/// The output of a rank; only rank 0 has any.
+/// The output of a rank; only rank 0 has one.
 pub(crate) struct LiveText {
     state: Arc<Mutex<State>>,
 }
@@ -32,12 +32,12 @@ struct State {
     format: Format,
     screen: Screen,
     bar: Option<ProgressBar>,
-    /// Shown in front of the first token.
+    /// Text that is shown before the first token.
     prompt: Option<String>,
     tokens: Vec<u32>,
-    /// What has been generated; `None` without a tokenizer.
+    /// The generated text; `None` without a tokenizer.
     text: Option<String>,
-    /// Whether a piece of text without a line break at its end is on the screen.
+    /// True while a piece of text without a line break at its end is on the screen.
     is_open: bool,
     timings: Timings,
     loaded: Option<Instant>,
@@ -96,7 +96,7 @@ impl LiveText {
         lock(&self.state).tell(progress);
     }
 
-    /// The last line, or the JSON.
+    /// Prints the last line, or the JSON.
     pub(crate) fn end(self, response: &Response) {
         let mut state = lock(&self.state);
         if !state.is_first {
@@ -112,7 +112,7 @@ impl LiveText {
         }
     }
 
-    /// Leaves the screen in order for an error message.
+    /// Completes the output before an error message.
     pub(crate) fn fail(self) {
         let mut state = lock(&self.state);
         state.bar = None;
@@ -131,7 +131,7 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::new(1).with_style(style)
 }
 
-/// A reader that stops early, such as `head`, is no error.
+/// Prints a text. A reader that stops early, such as `head`, is no error.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -181,7 +181,7 @@ impl State {
         }
     }
 
-    /// A model without a tokenizer has numbers only.
+    /// Shows a token as its number, for a model without a tokenizer.
     fn show_id(&mut self, token: u32) {
         if self.is_shown() {
             print(&if self.tokens.len() == 1 { token.to_string() } else { format!(" {token}") });
@@ -198,7 +198,7 @@ impl State {
 
     fn interrupted(&mut self) {
         if !self.is_first {
-            // Rank 0 speaks for all. Ending before it would look like a failure.
+            // Rank 0 exits for all. Exiting before it would look like a failure.
             std::thread::sleep(Duration::from_millis(200));
             return;
         }
@@ -221,7 +221,7 @@ impl State {
         }
     }
 
-    /// `load 1.0 s · prefill 8 tokens 120 ms · 33 tokens, 4.9 tokens/s`
+    /// Prints a summary: `load 1.0 s · prefill 8 tokens 120 ms · 33 tokens, 4.9 tokens/s`.
     fn summarize(&self, prompt_tokens: usize) {
         let time = |duration: Duration| units::time(duration.as_secs_f64() * 1e6);
         let Timings { load, prefill, .. } = self.timings;

@@ -100,7 +100,7 @@ const MAN: &str = "Examples:
   ryz man ~/.local/share/man/man1
   ryz man . && man ./ryz-launch.1";
 
-/// The commands, their flags and what these mean.
+/// Returns the commands, their flags and the help texts.
 pub fn definition() -> clap::Command {
     Cli::command()
 }
@@ -115,7 +115,7 @@ pub fn run() -> ExitCode {
     }));
     let Cli { screen, command } = Cli::parse();
     let is_supervisor = matches!(command, Command::Supervise(_));
-    // The report of our launcher, and the doctor, explain what these say.
+    // Errors of these commands are explained by the report of our launcher, or by the doctor.
     let is_explained =
         matches!(command, Command::Probe(_)) || settings::environment().contains_key("RYZ_RENDEZVOUS");
     let outcome = match command {
@@ -163,7 +163,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The error and its causes. Many errors quote their cause, which is not repeated.
+/// Returns the error and its causes. Many errors quote their cause, which is not repeated.
 fn chain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -174,7 +174,7 @@ fn chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Whether the same command would fail again.
+/// Returns true if the same command would fail again.
 fn is_wrong_use(error: &anyhow::Error) -> bool {
     use ryzanstein_process_group::Error;
     use ryzanstein_tensor_parallel::Error as ModelError;

@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Bytes of the smallest memory of this machine's GPUs. A machine without any is no error.
+/// Returns the bytes of the smallest memory of this machine's GPUs. A machine without GPUs is no error.
 fn smallest_gpu() -> Option<u64> {
     Nvml::open().ok()?.gpus().ok()?.iter().map(|gpu| gpu.memory_bytes).min()
 }

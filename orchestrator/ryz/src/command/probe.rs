@@ -1,4 +1,4 @@
-//! The process in which `ryz doctor` runs what could crash or block.
+//! The process in which `ryz doctor` runs probes that could crash or block.
 
 use crate::doctor;
 use ryzanstein_config::BackendChoice;
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::command::settings;
 
-/// The hidden command.
+/// The name of the hidden command.
 pub(crate) const NAME: &str = "__probe";
 
 #[derive(clap::Args, Clone, Debug)]
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// One line of JSON, in which an error is its text.
+/// Prints one line of JSON, in which an error is represented by its text.
 fn print_answer<T: Serialize, E: std::error::Error>(outcome: Result<T, E>) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string(&outcome.map_err(|error| error.to_string()))?);
     Ok(())

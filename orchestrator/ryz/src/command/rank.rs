@@ -1,4 +1,4 @@
-//! What every command does when it runs as a rank of a job.
+//! The common part of every command that runs as a rank of a job.
 
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,7 +27,7 @@ pub(crate) fn run(
     let translated = placement::translated(config, &environment)?;
     let number = |name: &str| translated.get(name).and_then(|text| text.parse::<u32>().ok());
     let origin = Origin::of_rank(config, &translated);
-    // Ends after all that is in the job's span.
+    // Ends after all other spans of the job.
     let _spans = telemetry::start(config, &origin, &environment)?;
     let _job = tracing::info_span!("job").entered();
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
@@ -51,8 +51,8 @@ pub(crate) fn run(
     }
 }
 
-/// Writes this rank's flight record whenever SIGUSR1 comes, on a thread of its own: the calls of the rank may be blocked.
-/// The recorder is there once the rank has joined.
+/// Writes this rank's flight record whenever SIGUSR1 arrives, on a separate thread, because the calls of the rank may be
+/// blocked. The recorder is available once the rank has joined.
 fn write_record_on_signal() -> std::io::Result<Arc<OnceLock<FlightRecorder>>> {
     let recorder = Arc::new(OnceLock::<FlightRecorder>::new());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
@@ -84,8 +84,8 @@ fn write_record(recorder: Option<&FlightRecorder>) {
     }
 }
 
-/// Executes this same command again, in this process, if its environment lacks variables for NCCL: other launchers do not
-/// set them. The second time none is missing.
+/// Executes this same command again, in this process, if its environment lacks variables for NCCL: other launchers do not set
+/// them. The second time none is missing.
 fn with_nccl_settings(config: &Config, environment: &Environment) -> anyhow::Result<()> {
     if !matches!(config.process_group.backend, BackendChoice::Auto | BackendChoice::Nccl) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The width and colours of the output, and how much is logged.
+//! The width and colours of the output, and the level of the logs.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -34,12 +34,12 @@ pub(crate) enum Color {
     Never,
 }
 
-/// Whether standard output is a terminal.
+/// Returns true if standard output is a terminal.
 pub(crate) fn is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Lines of the terminal that is standard output.
+/// Returns the number of lines of the terminal that is standard output.
 pub(crate) fn height() -> Option<usize> {
     terminal_size::terminal_size_of(std::io::stdout()).map(|(_, height)| height.0.into())
 }
@@ -70,7 +70,7 @@ impl Args {
         Screen { width: width.filter(|width| *width > 0), color }
     }
 
-    /// The flags that give a rank this screen; `prefix` is the width of what its lines are prefixed with.
+    /// Returns the flags that give a rank this screen; `prefix` is the width of the prefix of its lines.
     pub(crate) fn handed_down(&self, prefix: usize) -> Vec<String> {
         let screen = self.stdout();
         let color = if screen.color { "always" } else { "never" };
@@ -81,7 +81,7 @@ impl Args {
         flags
     }
 
-    /// Sets the log level: what `-v` says, or nothing below warnings on a terminal, unless the user has set `log.level`.
+    /// Sets the log level: the level of `-v`, or warnings only on a terminal, unless the user has set `log.level`.
     pub(crate) fn set_log_level(&self, config: &mut Config) {
         let level = match self.verbose {
             0 => "warn",

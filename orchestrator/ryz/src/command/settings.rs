@@ -7,7 +7,7 @@ use ryzanstein_config::{Config, ConfigError, Source, Sources};
 pub(crate) use ryzanstein_orchestrator::rendezvous::process_environment as environment;
 use ryzanstein_orchestrator::rendezvous::{Environment, placement};
 
-/// The file that is read if nobody names one and it exists.
+/// The file that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "ryzanstein.toml";
 
 /// Flags that are settings: dotted key, value, flag.
@@ -33,39 +33,39 @@ impl ConfigFile {
         })
     }
 
-    /// The file that [`load`](Self::load) reads, if there is one.
+    /// Returns the file that [`load`](Self::load) reads, if there is one.
     pub(crate) fn used(&self, environment: &Environment) -> Option<PathBuf> {
         self.chosen(environment).or_else(|| Path::new(DEFAULT_FILE).exists().then(|| DEFAULT_FILE.into()))
     }
 
-    /// The file that a flag or the environment names.
+    /// Returns the file that a flag or the environment names.
     fn chosen(&self, environment: &Environment) -> Option<PathBuf> {
         self.named().or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from))
     }
 
-    /// The file that was named by flag.
+    /// Returns the file that was named by flag.
     pub(crate) fn named(&self) -> Option<PathBuf> {
         self.config.clone()
     }
 }
 
-/// Adds a flag, if it was given, as the setting it stands for.
+/// Adds a flag, if it was given, as the setting that it represents.
 pub(crate) fn set_flag(flags: &mut Flags, key: &str, flag: &str, value: Option<impl ToString>) {
     if let Some(value) = value {
         flags.push((key.into(), value.to_string(), flag.into()));
     }
 }
 
-/// Whether a launcher, ours or another, started this process as a rank. `MASTER_ADDR` alone does not count: users export it
-/// before they call a launcher. `RANK` alone does, and joining then reports what is missing; otherwise each rank would
-/// launch a whole job of its own.
+/// Returns true if a launcher, ours or another, started this process as a rank. `MASTER_ADDR` alone does not count: users
+/// export it before they call a launcher. `RANK` alone does, and joining then reports the missing variables; otherwise each
+/// rank would launch a whole job of its own.
 pub(crate) fn is_launched(config: &Config) -> anyhow::Result<bool> {
     let environment = placement::translated(config, &environment())?;
     Ok(environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK"))
 }
 
-/// For commands that make slow calls on purpose and report them in a table: turns off warnings of slow calls, unless the user
-/// has set `profile.slow_call`.
+/// Turns off warnings of slow calls, unless the user has set `profile.slow_call`. For commands that make slow calls on purpose
+/// and report them in a table.
 pub(crate) fn silence_slow_call_warnings(config: &mut Config) {
     if config.source_of("profile.slow_call") == Some(Source::Default) {
         config.profile.slow_call = Duration::MAX;

@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   ryz status --format json | jq '.jobs[].ranks[] | select(.state != \"running\")'
   ryz status --watch 10 --format json >> status.jsonl";
 
-/// Between two tables on a terminal.
+/// Interval between two tables on a terminal.
 const REFRESH: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args, Clone, Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     format: screen::Format,
 }
 
-/// 0.1 s to a day.
+/// Parses an interval from 0.1 s to a day.
 fn interval(text: &str) -> Result<Duration, String> {
     let seconds: f64 =
         text.parse().map_err(|_| "expected a number of seconds, such as 2 or 0.5".to_owned())?;
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
 }
 
-/// The jobs that have not ended. One that does not answer is told, and hides no other.
+/// Asks the jobs that have not ended. A job that does not answer is reported, and does not hide the others.
 fn ask(clients: Vec<Client>) -> (Vec<Client>, Vec<Job>) {
     let (mut running, mut jobs) = (Vec::new(), Vec::new());
     for mut client in clients {
@@ -102,28 +102,28 @@ fn ask(clients: Vec<Client>) -> (Vec<Client>, Vec<Job>) {
 }
 
 fn table(jobs: &[Job], is_live: bool, screen: &screen::Args) -> String {
-    // What does not fit a terminal cannot be redrawn.
+    // Output that exceeds the terminal cannot be redrawn.
     let height = screen::height().filter(|_| is_live).unwrap_or(usize::MAX);
     let text = match jobs {
-        // The lines around the ranks, with some for what is wrong.
+        // The lines around the ranks, including some for troubles.
         [job] => status::table(job, height.saturating_sub(8).max(1), screen.stdout()),
         jobs => status::list(jobs, screen.stdout()) + "`ryz status JOB` shows the ranks of one\n",
     };
     text.split_inclusive('\n').take(height.saturating_sub(1).max(1)).collect()
 }
 
-/// What is on the screen.
+/// The text on the screen.
 struct Shown {
     is_live: bool,
     lines: usize,
 }
 
 impl Shown {
-    /// Writes a text, on a terminal in the place of the last one.
+    /// Writes a text, on a terminal in place of the last one.
     fn replace(&mut self, text: &str) -> std::io::Result<()> {
         let mut out = std::io::stdout().lock();
         if self.is_live && self.lines > 0 {
-            // Up to the first line, and nothing below it.
+            // Move up to the first line, and clear everything below it.
             write!(out, "\x1b[{}A\x1b[J", self.lines)?;
         }
         self.lines = text.lines().count();

@@ -28,7 +28,7 @@ impl Args {
         settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         let mut config = self.file.load(flags)?;
         settings::silence_slow_call_warnings(&mut config);
-        // What is compared with is the built-in table.
+        // The comparison is with the built-in table.
         config.process_group.tuning = TuningChoice::Off;
         Ok(config)
     }
@@ -48,7 +48,7 @@ impl Args {
         Ok(sizes)
     }
 
-    /// Where the table is, or would be, written.
+    /// Returns the path of the table, whether it is written or not.
     fn target(&self) -> Result<PathBuf, Error> {
         if let Some(out) = &self.out {
             if out.is_dir() {
@@ -125,7 +125,7 @@ fn measure(orchestrator: &mut Orchestrator, request: &Request, is_first: bool) -
     })
 }
 
-/// Writes the table, if that was asked for, and tells of it.
+/// Writes the table, if that was requested, and reports it.
 fn finish(
     args: &Args,
     request: &Request,

@@ -23,29 +23,29 @@ use crate::command::screen;
 use crate::command::settings;
 use crate::command::tune_args::Args;
 
-/// How often each candidate is measured.
+/// Number of measurements of each candidate.
 const ROUNDS: usize = 5;
-/// Sizes at which a candidate must not be slower, beside the one that counts.
+/// Further sizes, at which a candidate must not be slower.
 const OTHERS: [u64; 3] = [16_000, 1_000_000, 64_000_000];
-/// Far more than all settings with comments take.
+/// Upper bound of the file size: far more than all settings with comments take.
 const LARGEST_FILE: ByteSize = ByteSize::mib(1);
-/// The file that is written if none is in force.
+/// The file that is written if no other is in force.
 const DEFAULT_FILE: &str = "ryzanstein.toml";
-/// Why nothing is proposed or measured for one node.
+/// The reason why nothing is proposed or measured for one node.
 const OWN_KERNELS: &str = "Kernels of ryz carry these all-reduces between GPUs that NVLink connects, so settings of NCCL do not change \
                            their time. To let NCCL carry them: process_group.peer_memory = false.";
 
-/// What a proposal changes: name of a variable, value before and value after.
+/// The changes of a proposal: name of a variable, value before and value after.
 type Changes = Vec<(String, Option<String>, Option<String>)>;
 
-/// What is proposed.
+/// The proposals and their context.
 struct Found {
     /// Bytes of the all-reduce that counts, if known.
     message: Option<u64>,
-    /// Whether our own kernels carry it.
+    /// True if our own kernels carry that all-reduce.
     is_own: bool,
     effective: Vec<(Proposal, Changes)>,
-    /// Those that one of the user's variables makes ineffective.
+    /// Proposals that one of the user's variables makes ineffective.
     overruled: Vec<Proposal>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut proposals = tune::propose(&situation, &config);
     let is_own = tune::own_kernels_carry(&situation, &config);
     if args.measure {
-        // What a single node can measure is decided by its times alone.
+        // Proposals that a single node can measure are decided by its times alone.
         proposals.retain(|proposal| !CANDIDATES.iter().any(|candidate| candidate.key == proposal.key));
         if !is_own {
             proposals.extend(measured(args, &config, message)?);
@@ -107,7 +107,7 @@ fn no_gpus(why: &str) -> Error {
     ))
 }
 
-/// Bytes of the all-reduce of a decode step, or what the user says.
+/// Returns the bytes of the all-reduce of a decode step, or those that the user gives.
 fn message(args: &Args, config: &Config) -> anyhow::Result<Option<u64>> {
     if let Some(bytes) = args.bytes {
         return Ok(Some(bytes.get().max(1)));
@@ -141,7 +141,7 @@ fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Resul
     for round in 0..ROUNDS {
         eprintln!("round {} of {ROUNDS}: {} settings", round + 1, all.len() + 1);
         own.push(bench(args, ranks, &sizes, None)?);
-        // What fails once may not work in a job.
+        // A candidate that fails once may not work in a job.
         all.retain_mut(|(candidate, measured)| match bench(args, ranks, &sizes, Some(*candidate)) {
             Ok(medians) => {
                 measured.push(medians);
@@ -156,7 +156,7 @@ fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Resul
     Ok(tune::pick(&sizes, &own, &all))
 }
 
-/// The median of each size in microseconds, from a job of its own.
+/// Returns the median of each size in microseconds, from a separate job.
 fn bench(args: &Args, ranks: u32, sizes: &[u64], candidate: Option<Candidate>) -> anyhow::Result<Vec<f64>> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();

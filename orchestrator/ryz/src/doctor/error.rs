@@ -1,4 +1,4 @@
-//! Why a probe found nothing out.
+//! The errors of probes.
 
 use std::io;
 use std::process::ExitStatus;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use ryzanstein_process_group::device::{DeviceError, Missing};
 use ryzanstein_process_group::nvml::NvmlError;
 
-/// Why a probe could not read a fact. None of these ends the examination: each becomes a finding.
+/// The reason why a probe could not read a fact. None of these ends the examination: each becomes a finding.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// The operating system refused.
@@ -22,40 +22,40 @@ pub enum ProbeError {
     /// NVIDIA's management library cannot be used, or refused.
     #[error(transparent)]
     Nvml(#[from] NvmlError),
-    /// The process that was to try it failed.
+    /// The process of the trial failed.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The process that tried it reports this failure.
+    /// The process of the trial reports this failure.
     #[error("{0}")]
     Reported(String),
 }
 
-/// Why a probe's process gave no answer.
+/// The reason why a probe's process gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// It could not be started.
+    /// The process could not be started.
     #[error("it cannot be started: {0}")]
     Spawn(#[source] io::Error),
-    /// It could not be waited for.
+    /// Waiting for the process failed.
     #[error("it cannot be waited for: {0}")]
     Wait(#[source] io::Error),
-    /// It was killed at its deadline.
+    /// The process was killed at its deadline.
     #[error("it did not finish within {} s", .0.as_secs())]
     Deadline(Duration),
-    /// It failed.
+    /// The process failed.
     #[error("it ended with {status}: {stderr}")]
     Failed {
-        /// How it ended.
+        /// Exit status of the process.
         status: ExitStatus,
-        /// The last line it wrote to standard error.
+        /// The last line of its standard error.
         stderr: String,
     },
-    /// It printed something else than an answer.
+    /// The process printed something other than an answer.
     #[error("it answered `{0}`")]
     Answer(String),
 }
 
-/// Why a trial group did not come up or compute.
+/// The reason why a trial group did not start or compute.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The error of the first rank that failed.
@@ -64,7 +64,7 @@ pub enum TrialError {
     /// A rank panicked.
     #[error("a rank panicked")]
     Panicked,
-    /// A trial of no ranks.
+    /// The trial has no ranks.
     #[error("a trial needs at least one rank")]
     NoRanks,
 }

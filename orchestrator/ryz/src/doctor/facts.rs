@@ -1,4 +1,4 @@
-//! What the probes found: plain data, so that the diagnosis is tested without a machine.
+//! The results of the probes: plain data, so that the diagnosis is tested without a machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,31 +12,31 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ProbeError;
 
-/// Everything known about this machine and its configuration.
+/// All known facts about this machine and its configuration.
 #[derive(Debug)]
 pub struct Facts {
     /// The machine.
     pub host: Host,
-    /// Its networks.
+    /// The networks of the machine.
     pub network: Network,
-    /// Its GPUs.
+    /// The GPUs of the machine.
     pub gpu: GpuFacts,
-    /// The libraries that drive them.
+    /// The libraries that drive the GPUs.
     pub libraries: Vec<Library>,
     /// NCCL's variables, with their sources.
     pub nccl: Vec<NcclVariable>,
-    /// The backend that the settings ask for.
+    /// The backend that the settings request.
     pub backend: BackendChoice,
     /// The trial groups.
     pub trials: Vec<Trial>,
 }
 
-/// What joins the parts of this machine: what `ryz topo` shows. Finding it out tries nothing and starts no process.
+/// The links between the parts of this machine, as `ryz topo` shows them. Finding them makes no trial and starts no process.
 #[derive(Debug)]
 pub struct Hardware {
-    /// The host.
+    /// The name of the host.
     pub host: String,
-    /// What the driver reports, or why it cannot be queried.
+    /// The driver's report, or the reason why the driver cannot be queried.
     pub driver: Result<DriverFacts, ProbeError>,
     /// The networks.
     pub network: Network,
@@ -47,18 +47,18 @@ pub struct Hardware {
 /// Processors that are near the same memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
-    /// The kernel's number of it.
+    /// The kernel's number of the node.
     pub id: u32,
-    /// Its processors, as the kernel lists them: `0-55,112-167`.
+    /// Its processors, in the format of the kernel: `0-55,112-167`.
     pub processors: String,
 }
 
-/// Where a device is on the PCI bus.
+/// The position of a device on the PCI bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciPlace {
     /// The host bridge, every bridge below it, and the device: `pci0000:00`, `0000:00:01.0`, `0000:01:00.0`.
     pub path: Vec<String>,
-    /// The NUMA node that it is near, if there are several.
+    /// The NUMA node closest to the device, if there are several.
     pub numa_node: Option<u32>,
 }
 
@@ -67,15 +67,15 @@ pub struct PciPlace {
 pub struct Host {
     /// Operating system, kernel, architecture.
     pub system: String,
-    /// CPUs that this process may run on.
+    /// Number of CPUs that this process may run on.
     pub processors: usize,
-    /// What they can multiply matrices with, the fastest first.
+    /// The instruction sets for matrix products, the fastest first.
     pub instruction_sets: Vec<InstructionSet>,
-    /// The one that `model.instruction_set` asks for.
+    /// The instruction set that `model.instruction_set` requests.
     pub asked_instruction_set: Option<InstructionSet>,
     /// The cgroup's CPU quota, in CPUs.
     pub processor_quota: Option<f64>,
-    /// All memory, in bytes.
+    /// Total memory, in bytes.
     pub memory: u64,
     /// Available memory, in bytes.
     pub memory_available: u64,
@@ -94,9 +94,9 @@ pub struct Host {
 /// The folder for secrets and scratch files.
 #[derive(Debug)]
 pub struct TemporaryFolder {
-    /// Its path.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// Whether files can be created there; otherwise why not.
+    /// `Ok` if files can be created there; otherwise the reason why not.
     pub writable: Result<(), ProbeError>,
 }
 
@@ -105,33 +105,33 @@ pub struct TemporaryFolder {
 pub struct Network {
     /// The interfaces.
     pub interfaces: Vec<Interface>,
-    /// Whether a TCP connection over 127.0.0.1 carries bytes; otherwise why not.
+    /// `Ok` if a TCP connection over 127.0.0.1 carries bytes; otherwise the reason why not.
     pub loopback: Result<(), ProbeError>,
     /// Ports of InfiniBand and RoCE adapters.
     pub infiniband: Vec<InfinibandPort>,
-    /// Whether the kernel module for GPUDirect RDMA is loaded.
+    /// True if the kernel module for GPUDirect RDMA is loaded.
     pub peer_memory_module: bool,
 }
 
 /// A network interface.
 #[derive(Clone, Debug, Default)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its addresses.
+    /// Addresses of the interface.
     pub addresses: Vec<IpAddr>,
-    /// Mb/s, if known.
+    /// Speed in Mb/s, if known.
     pub speed: Option<u32>,
-    /// Whether it is a loopback interface.
+    /// True if it is a loopback interface.
     pub loopback: bool,
-    /// `up`, `down` or `unknown`, from the kernel.
+    /// State from the kernel: `up`, `down` or `unknown`.
     pub state: String,
-    /// Its adapter; `None` for a virtual interface.
+    /// Position of its adapter; `None` for a virtual interface.
     pub pci: Option<PciPlace>,
 }
 
 impl Interface {
-    /// Its speed, for people.
+    /// Formats the speed for people.
     pub(crate) fn rate(&self) -> String {
         match self.speed {
             Some(speed) if speed >= 1000 => format!("{} Gb/s", f64::from(speed) / 1000.0),
@@ -146,40 +146,40 @@ impl Interface {
 pub struct InfinibandPort {
     /// The adapter and the port, such as `mlx5_0:1`.
     pub name: String,
-    /// Its state, such as `ACTIVE`.
+    /// State of the port, such as `ACTIVE`.
     pub state: String,
-    /// Its rate, such as `400 Gb/sec (4X NDR)`.
+    /// Rate of the port, such as `400 Gb/sec (4X NDR)`.
     pub rate: String,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: String,
     /// The first entry of the port's table of global identifiers that is of RoCE v2 with an IPv4 address.
     pub roce_v2_gid: Option<u32>,
-    /// The adapter.
+    /// Position of the adapter.
     pub pci: Option<PciPlace>,
 }
 
-/// What is known about GPUs.
+/// The facts about GPUs.
 #[derive(Debug)]
 pub struct GpuFacts {
     /// The number of NVIDIA GPUs on the PCI bus, with or without a driver.
     pub on_bus: usize,
     /// The version of the driver's kernel module, if it is loaded.
     pub module: Option<String>,
-    /// What the driver reports, or why it cannot be queried.
+    /// The driver's report, or the reason why the driver cannot be queried.
     pub driver: Result<DriverFacts, ProbeError>,
-    /// `CUDA_VISIBLE_DEVICES`, if it is set.
+    /// Value of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
-    /// The GPUs that CUDA shows, in its order, or why it cannot be queried.
+    /// The GPUs that CUDA shows, in its order, or the reason why CUDA cannot be queried.
     pub shown: Result<Vec<VisibleGpu>, ProbeError>,
 }
 
 impl GpuFacts {
-    /// Whether a job may use this GPU. All count where CUDA cannot be queried.
+    /// Returns true if a job may use this GPU. All count if CUDA cannot be queried.
     pub fn is_shown(&self, gpu: &Gpu) -> bool {
         self.shown.as_ref().map_or(true, |shown| shown.iter().any(|one| one.is(gpu)))
     }
 
-    /// What the driver reports about the GPUs that a job may use.
+    /// Returns the driver's report about the GPUs that a job may use.
     pub fn usable(&self) -> DriverFacts {
         let mut side = self.driver.as_ref().ok().cloned().unwrap_or_default();
         side.gpus.retain(|gpu| self.is_shown(gpu));
@@ -192,9 +192,9 @@ impl GpuFacts {
 /// A GPU that CUDA shows, with the identifiers that NVML reports too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VisibleGpu {
-    /// Its UUID; that of the instance under MIG.
+    /// UUID of the GPU; that of the instance under MIG.
     pub uuid: String,
-    /// Its PCI address.
+    /// PCI address of the GPU.
     pub pci: String,
 }
 
@@ -206,23 +206,23 @@ impl VisibleGpu {
     }
 }
 
-/// What the driver reports.
+/// The driver's report.
 #[derive(Clone, Debug, Default)]
 pub struct DriverFacts {
-    /// Its version.
+    /// Version of the driver.
     pub version: String,
-    /// The newest CUDA version it supports.
+    /// The newest CUDA version that the driver supports.
     pub cuda: Option<(i32, i32)>,
     /// The GPUs.
     pub gpus: Vec<Gpu>,
-    /// How each two of them are connected.
+    /// The connection of each pair of GPUs.
     pub pairs: Vec<Pair>,
-    /// Where they are on the PCI bus, by their numbers in NVML; those that the kernel does not show are left out.
+    /// Positions of the GPUs on the PCI bus, by their numbers in NVML; those that the kernel does not show are left out.
     pub places: BTreeMap<u32, PciPlace>,
 }
 
 impl DriverFacts {
-    /// Whether NVLink connects every two of several GPUs.
+    /// Returns true if there are several GPUs and NVLink connects every two of them.
     pub fn is_all_nvlink(&self) -> bool {
         !self.pairs.is_empty() && self.pairs.iter().all(|pair| matches!(pair.path, PairPath::Nvlink(_)))
     }
@@ -231,44 +231,45 @@ impl DriverFacts {
 /// A library that is loaded at run time.
 #[derive(Debug)]
 pub struct Library {
-    /// Its name in findings: `cuda_driver`, `nccl`, `nvrtc`, `cublaslt`.
+    /// Name of the library in findings: `cuda_driver`, `nccl`, `nvrtc`, `cublaslt`.
     pub name: &'static str,
-    /// What it is needed for.
+    /// The purpose of the library.
     pub needed_for: &'static str,
-    /// What was found, or every place that was searched.
+    /// The library that was found, or every place that was searched.
     pub found: Result<FoundLibrary, ProbeError>,
 }
 
 /// A library that was found.
 #[derive(Clone, Debug)]
 pub struct FoundLibrary {
-    /// Its version.
+    /// Version of the library.
     pub version: String,
-    /// The file, and how it was found.
+    /// The file, and the way in which it was found.
     pub origin: String,
 }
 
 /// A trial group and its all-reduce.
 #[derive(Debug)]
 pub struct Trial {
-    /// What was tried: `all_reduce_tcp` or `all_reduce_gpu`.
+    /// Name of the trial: `all_reduce_tcp` or `all_reduce_gpu`.
     pub name: &'static str,
     /// The number of ranks.
     pub ranks: usize,
-    /// Its result, or what went wrong.
+    /// The outcome, or the error.
     pub outcome: Result<TrialOutcome, ProbeError>,
 }
 
-/// A group that came up and computed the right values.
+/// A group that started and computed the right values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrialOutcome {
     /// The backend that was selected.
     pub backend: String,
-    /// Why that one.
+    /// The reason for this backend.
     pub reason: String,
     /// Time until the group was ready, self-check included, in milliseconds.
     pub ready_ms: f64,
-    /// When calls take each path there, and why they do not take those that they might have taken.
+    /// For each path, the conditions under which calls take it, or the reasons why they do not take it although they might
+    /// have.
     pub paths: Vec<(String, String)>,
     /// The median of an all-reduce of 100 KB, in microseconds; `None` where only the group's self-check ran.
     pub median_us: Option<f64>,

@@ -6,11 +6,11 @@ use ryzanstein_orchestrator::table::{self, Cell, Column, Layout, Screen, Tone, w
 use ryzanstein_process_group::nvml::{Gpu, Pair, PeerAccess};
 use serde::Serialize;
 
-/// How grave a finding is, in ascending order.
+/// The severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// As it should be.
+    /// The expected state.
     Ok,
     /// Worth knowing, not a fault.
     Info,
@@ -36,17 +36,17 @@ impl Status {
 pub struct Finding {
     /// The part of the machine: `host`, `network`, `gpu`, `libraries`, `nccl` or `job`.
     pub area: &'static str,
-    /// What was checked; the name is stable between versions.
+    /// The subject of the check; the name is stable between versions.
     pub name: &'static str,
-    /// Which one, where there are several: a GPU, a variable.
+    /// The subject of the check, if there are several: a GPU, a variable.
     pub subject: Option<String>,
-    /// How grave it is.
+    /// Severity of the finding.
     pub status: Status,
-    /// What was found.
+    /// The observation.
     pub seen: String,
-    /// Why, or what follows from it.
+    /// The cause or the consequence.
     pub cause: Option<String>,
-    /// What to do.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -83,7 +83,7 @@ impl Finding {
 /// All findings of one examination.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// `ok`, `warning` or `broken`: the gravest status of the findings; `info` counts as `ok`.
+    /// The most severe status of the findings: `ok`, `warning` or `broken`; `info` counts as `ok`.
     pub status: Status,
     /// The version of this program.
     pub version: &'static str,
@@ -93,26 +93,26 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The GPUs of the host, from the driver.
     pub gpus: Vec<Gpu>,
-    /// How each two of them are connected.
+    /// The connection of each pair of GPUs.
     pub pairs: Vec<Pair>,
 }
 
 impl Report {
-    /// A report of these findings.
+    /// Creates a report of these findings.
     pub fn new(host: String, findings: Vec<Finding>, gpus: Vec<Gpu>, pairs: Vec<Pair>) -> Self {
         let worst = findings.iter().map(|finding| finding.status).max().unwrap_or(Status::Ok);
         let status = if worst == Status::Info { Status::Ok } else { worst };
         Self { status, version: ryzanstein_orchestrator::VERSION, host, findings, gpus, pairs }
     }
 
-    /// The same with more findings.
+    /// Adds findings to the report.
     #[must_use]
     pub fn and(mut self, findings: Vec<Finding>) -> Self {
         self.findings.extend(findings);
         Self::new(self.host, self.findings, self.gpus, self.pairs)
     }
 
-    /// 0 when healthy, 1 with warnings, 2 when something is broken.
+    /// Returns 0 when healthy, 1 with warnings, 2 when something is broken.
     pub const fn exit_code(&self) -> i32 {
         match self.status {
             Status::Ok | Status::Info => 0,
@@ -121,12 +121,12 @@ impl Report {
         }
     }
 
-    /// One object on one line.
+    /// Formats one object on one line.
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers: {error}"))
     }
 
-    /// For people.
+    /// Formats the report for people.
     pub fn table(&self, screen: Screen) -> String {
         let count = |status| self.findings.iter().filter(|finding| finding.status == status).count();
         let verdict = match self.status {
@@ -152,7 +152,7 @@ impl Report {
             &[widths[0], widths[1], widths[2], usize::MAX / 2],
             Screen { width: None, ..screen },
         );
-        // What was seen stands in a column of its own, however many lines it takes; explanations below it.
+        // Observations have a separate column, whatever their number of lines; explanations are below it.
         let before: usize = widths.iter().map(|width| width + 2).sum();
         let mut out = format!("ryz {} on {}: {verdict}\n\n{}", self.version, self.host, layout.head());
         for finding in &self.findings {
@@ -179,7 +179,7 @@ impl Report {
         out
     }
 
-    /// The path from each GPU to each other.
+    /// Formats the path from each GPU to each other.
     fn matrix(&self, screen: Screen) -> String {
         let names: Vec<String> = self.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)).collect();
         let columns: Vec<Column<'_>> =

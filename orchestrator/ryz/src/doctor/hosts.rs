@@ -1,4 +1,4 @@
-//! What joins the hosts of a job: latency and bandwidth between every two.
+//! The links between the hosts of a job: latency and bandwidth between every two.
 
 use std::time::Instant;
 
@@ -13,31 +13,32 @@ use ryzanstein_orchestrator::table::{self, Cell, Column, Screen};
 /// Bytes of a message that measures latency, and of one that measures bandwidth.
 const SHORT: usize = 8;
 const LONG: usize = 4 << 20;
-/// Round trips, of which the first tenth is not timed.
+/// Number of round trips, of which the first tenth is not timed.
 const ROUND_TRIPS: usize = 110;
-/// Messages in a row.
+/// Number of consecutive messages.
 const MESSAGES: usize = 8;
-/// A link with less than this share of the best bandwidth, or with more than the inverse of the best latency, is a finding.
+/// Threshold of a finding: a link with less than this share of the best bandwidth, or with more than the inverse of it times
+/// the best latency.
 const SHARE: f64 = 0.5;
 
-/// One direction between two hosts.
+/// One direction of a link between two hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostLink {
     /// The sending host.
     pub from: String,
     /// The receiving host.
     pub to: String,
-    /// Half of a round trip of 8 bytes, in microseconds; the median.
+    /// Median of half a round trip of 8 bytes, in microseconds.
     pub latency_us: f64,
-    /// In 10⁹ bytes per second, of messages of 4 MiB.
+    /// Bandwidth of messages of 4 MiB, in 10⁹ bytes per second.
     pub gbs: f64,
 }
 
-/// Measures between the first ranks of every two hosts, in the memory and by the backend of the group. Each host is part of
-/// one measurement at a time. Every rank of the world calls this, and gets all links.
+/// Measures between the first ranks of every two hosts, in the memory and by the backend of the group. Each host is part of one
+/// measurement at a time. Every rank of the world calls this, and gets all links.
 ///
 /// # Errors
-/// Those of the calls.
+/// Returns the errors of the calls.
 pub fn measure_links(world: &mut ProcessGroup, roster: &Roster) -> Result<Vec<HostLink>> {
     let hosts = Hosts::of(roster.members.iter().map(|member| &member.host));
     let (host, place) = hosts.place(world.rank().index());
@@ -56,15 +57,15 @@ pub fn measure_links(world: &mut ProcessGroup, roster: &Roster) -> Result<Vec<Ho
     Ok(world.all_gather_object(&mine)?.into_iter().flatten().collect())
 }
 
-/// The rounds of a tournament in which everybody meets everybody once.
+/// Returns the number of rounds of a tournament in which each host is paired with each other once.
 const fn rounds(hosts: usize) -> usize {
     if hosts.is_multiple_of(2) { hosts - 1 } else { hosts }
 }
 
-/// Whom `host` meets in a round: the circle method. Nobody in one of the rounds where the number of hosts is odd.
+/// Returns the partner of `host` in a round, by the circle method. `None` in one of the rounds if the number of hosts is odd.
 fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let circle = rounds(hosts);
-    // With an even number, the last host stays outside the circle and meets who would meet itself.
+    // With an even number, the last host stays outside the circle and is paired with the host that would be paired with itself.
     if host == circle {
         return (0..circle).find(|other| 2 * other % circle == round);
     }
@@ -79,7 +80,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Latency both ways, in microseconds, and bandwidth towards `peer`, in GB/s.
+    /// Measures the latency of both directions, in microseconds, and the bandwidth towards `peer`, in GB/s.
     fn measure(&mut self, group: &mut ProcessGroup, peer: Rank, is_first: bool) -> Result<(f64, f64)> {
         let mut trips = Vec::with_capacity(ROUND_TRIPS);
         for _ in 0..ROUND_TRIPS {
@@ -99,7 +100,7 @@ impl Ends {
         let latency = timed[timed.len() / 2] / 2.0;
         let mut gbs = 0.0;
         for sends in [is_first, !is_first] {
-            // The first message finds the way and is not timed.
+            // The first message establishes the route and is not timed.
             self.messages(group, peer, sends, 1)?;
             let started = Instant::now();
             self.messages(group, peer, sends, MESSAGES)?;
@@ -110,7 +111,7 @@ impl Ends {
         Ok((latency, gbs))
     }
 
-    /// One direction, until the receiver has confirmed the last message.
+    /// Sends messages in one direction, until the receiver has confirmed the last one.
     fn messages(&mut self, group: &mut ProcessGroup, peer: Rank, sends: bool, count: usize) -> Result<()> {
         for _ in 0..count {
             if sends {
@@ -128,7 +129,7 @@ impl Ends {
     }
 }
 
-/// One finding for each link that is much worse than the best of them. *Pure*.
+/// Returns one finding for each link that is much worse than the best of them. *Pure*.
 pub fn diagnose_links(links: &[HostLink]) -> Vec<Finding> {
     let best_gbs = links.iter().map(|link| link.gbs).fold(0.0, f64::max);
     let best_us = links.iter().map(|link| link.latency_us).fold(f64::INFINITY, f64::min);
@@ -152,7 +153,7 @@ pub fn diagnose_links(links: &[HostLink]) -> Vec<Finding> {
     .collect()
 }
 
-/// A matrix of latencies and bandwidths, from each host of a row to that of a column.
+/// Formats a matrix of latencies and bandwidths, from each host of a row to that of a column.
 pub fn links_table(links: &[HostLink], screen: Screen) -> String {
     let mut hosts: Vec<&str> = links.iter().map(|link| link.from.as_str()).collect();
     hosts.sort_unstable();

@@ -1,6 +1,6 @@
-//! `ryz doctor`: what this machine has, what works, and how to fix the rest.
+//! `ryz doctor`: the equipment of this machine, its faults, and their remedies.
 //!
-//! Probes gather [`Facts`]; [`diagnose()`] turns them into findings without looking at anything else.
+//! Probes gather [`Facts`]; [`diagnose()`] turns them into findings without access to anything else.
 
 mod diagnose;
 mod error;
@@ -29,7 +29,7 @@ use ryzanstein_orchestrator::rendezvous::Environment;
 
 /// Examines this machine. Changes nothing: no setting of a GPU, no limit.
 ///
-/// What could crash or block a process runs in another one, started with `probe`, each time with a deadline.
+/// Probes that could crash or block a process run in another one, started with `probe`, each time with a deadline.
 pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Report {
     let facts = probe::facts(config, environment, probe);
     let findings = diagnose(&facts);
@@ -37,27 +37,27 @@ pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand)
     Report::new(ryzanstein_orchestrator::host_name(), findings, driver.gpus, driver.pairs)
 }
 
-/// What joins the parts of this machine. Changes nothing and starts no process.
+/// Returns the links between the parts of this machine. Changes nothing and starts no process.
 pub fn hardware() -> Hardware {
     probe::hardware()
 }
 
-/// This machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
+/// Describes this machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
 pub fn machine() -> String {
     probe::machine()
 }
 
-/// How to start the process of a probe. One of these follows `arguments`:
+/// The command that starts the process of a probe. One of these follows `arguments`:
 ///
 /// * `gpus`: print what [`visible_gpus`] returns, as JSON;
 /// * `all-reduce BACKEND RANKS`: print what [`try_all_reduce`] returns, as JSON, under the caller's settings.
 ///
-/// In JSON, errors are their texts.
+/// In JSON, errors are represented by their texts.
 #[derive(Clone, Debug)]
 pub struct ProbeCommand {
     /// The program.
     pub program: OsString,
-    /// Its first arguments.
+    /// Its leading arguments.
     pub arguments: Vec<OsString>,
 }
 

@@ -1,5 +1,5 @@
-//! `ryz plan`: how many GPUs a model can run on, what each of them needs, and what communicating costs. From `config.json`
-//! alone: no weights are read, and no GPU is touched.
+//! `ryz plan`: the numbers of GPUs that a model can run on, the memory that each GPU needs, and the cost of communication. From
+//! `config.json` alone: no weights are read, and no GPU is used.
 
 mod report;
 
@@ -15,43 +15,42 @@ use serde::Serialize;
 
 use crate::interconnect::Interconnect;
 
-/// World sizes that every plan has.
+/// World sizes up to this one are in every plan.
 const ALWAYS: usize = 8;
 
-/// Bytes per second that a GPU reads its memory with, which bounds a decode step from below: an H100 SXM's (3.35 TB/s in NVIDIA's
-/// data sheet).
+/// Memory bandwidth of a GPU in bytes per second, which bounds a decode step from below: that of an H100 SXM (3.35 TB/s in
+/// NVIDIA's data sheet).
 pub const MEMORY_BANDWIDTH: f64 = 3.35e12;
 
-/// Seconds of a call of NCCL beside its steps: NCCL's own constant for a ring with the protocol LL (`baseLatencies` in
+/// Seconds of a call of NCCL in addition to its steps: NCCL's own constant for a ring with the protocol LL (`baseLatencies` in
 /// `src/graph/tuning.cc` of NCCL).
 pub const NCCL_CALL: f64 = 6.6e-6;
 
-/// Memory that NCCL 2.28 takes on a rank whose group has used every operation: measured on 2 H200 as the difference to a
-/// rank that is alone.
+/// Memory of NCCL 2.28 on a rank whose group has used every operation: measured on 2 H200 as the difference from a single rank.
 const NCCL_BYTES: u64 = 2067 << 20;
 
-/// What to plan for.
+/// A request for a plan.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The model as the user named it.
     pub model: String,
-    /// A world size to look at beside those from 1 to 8.
+    /// A further world size, in addition to those from 1 to 8.
     pub world_size: Option<usize>,
     /// Sequences that are decoded at the same time.
     pub batch: usize,
-    /// Positions of each; the most that the model has, if not given.
+    /// Number of positions of each; the model's maximum, if not given.
     pub context: Option<usize>,
     /// The type of activations; that of the stored weights, if not given.
     pub dtype: Option<DType>,
     /// Bytes of one GPU's memory, if known.
     pub memory: Option<u64>,
-    /// The fraction of it that a rank may allocate: `device.memory_fraction`.
+    /// The fraction of that memory that a rank may allocate: `device.memory_fraction`.
     pub memory_fraction: f64,
-    /// What joins the GPUs.
+    /// The interconnect of the GPUs.
     pub interconnect: Interconnect,
 }
 
-/// What a model needs on each number of GPUs.
+/// The requirements of a model on each number of GPUs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Plan {
     /// The model as the user named it.
@@ -65,49 +64,49 @@ pub struct Plan {
     pub dtype: DType,
     /// Sequences that are decoded at the same time.
     pub batch: usize,
-    /// Positions of each.
+    /// Number of positions of each.
     pub context: usize,
     /// Bytes of one GPU's memory, if known.
     pub memory_bytes: Option<u64>,
-    /// Bytes that a rank may allocate of it.
+    /// Bytes that a rank may allocate of that memory.
     pub budget_bytes: Option<u64>,
-    /// What joins the GPUs.
+    /// The interconnect of the GPUs.
     #[serde(serialize_with = "by_name")]
     pub interconnect: Interconnect,
 }
 
-/// One world size. Where it is not legal, there are no figures.
+/// One world size. If it is not legal, there are no figures.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Size {
     /// Number of ranks, each on a GPU of its own.
     pub world_size: usize,
-    /// Whether the model can be sharded over so many.
+    /// True if the model can be sharded over this number of ranks.
     pub legal: bool,
-    /// Why not.
+    /// The reason why it cannot.
     pub why: Option<String>,
     /// Bytes of weights on each rank.
     pub weights_bytes: Option<u64>,
-    /// Bytes of its KV cache.
+    /// Bytes of the KV cache on each rank.
     pub kv_cache_bytes: Option<u64>,
-    /// Bytes that computing takes beside.
+    /// Bytes of the working memory for computation.
     pub workspace_bytes: Option<u64>,
-    /// All of these, `nccl_bytes` and `shared_bytes`.
+    /// The sum of these, `nccl_bytes` and `shared_bytes`.
     pub total_bytes: Option<u64>,
-    /// Whether that fits; `None` where the memory is not known.
+    /// True if the sum fits; `None` if the memory is not known.
     pub fits: Option<bool>,
-    /// Bytes of a token in all all-reduces of a forward pass.
+    /// Bytes per token in all all-reduces of a forward pass.
     pub all_reduce_bytes_per_token: Option<u64>,
-    /// The share of a decode step that communicates, from 0 to 1, as predicted.
+    /// The predicted share of communication in a decode step, from 0 to 1.
     pub communication_share: Option<f64>,
-    /// Ranks that hold each key/value head.
+    /// Number of ranks that hold each key/value head.
     pub kv_replication: Option<usize>,
-    /// The longest context that fits, for as many sequences; 0 where none does, `None` where the memory is not known.
+    /// The longest context that fits, for the same number of sequences; 0 if none does, `None` if the memory is not known.
     pub max_context: Option<usize>,
-    /// Bytes that NCCL takes for its own buffers: an estimate.
+    /// Estimated bytes of NCCL's own buffers.
     pub nccl_bytes: Option<u64>,
-    /// Bytes that it shares with the other ranks, for our own kernels; 0 for one rank and for more than 8.
+    /// Bytes that the rank shares with the other ranks, for our own kernels; 0 for one rank and for more than 8.
     pub shared_bytes: Option<u64>,
-    /// Seconds of a decode step in which all positions are in use, as predicted.
+    /// Predicted seconds of a decode step in which all positions are in use.
     pub step_seconds: Option<f64>,
 }
 
@@ -118,7 +117,7 @@ fn by_name<S: serde::Serializer>(value: &impl ToString, serializer: S) -> Result
 /// Plans for a model.
 ///
 /// # Errors
-/// When the context is longer than the model's, or nothing says of which type the weights are.
+/// Fails when the context is longer than the model's, or the type of the weights is not known.
 pub fn plan(config: &LlamaConfig, request: &Request) -> Result<Plan, Error> {
     let most = config.max_positions;
     let context = request.context.unwrap_or(most);
@@ -205,13 +204,13 @@ impl Planner<'_> {
         footprint(self.config, world_size, self.dtype, self.batch, context)
     }
 
-    /// Whether a rank's own memory is within its budget, and that with NCCL's within the GPU's.
+    /// Returns true if a rank's own memory is within its budget, and that with NCCL's within the GPU's.
     fn fits(&self, world_size: usize, footprint: &Footprint) -> Option<bool> {
         let own = own_bytes(world_size, footprint);
         Some(own <= self.budget? && own + nccl_bytes(world_size) <= self.memory?)
     }
 
-    /// The longest context that fits: the more positions, the more memory.
+    /// Returns the longest context that fits: memory grows with the number of positions.
     fn max_context(&self, world_size: usize) -> Result<usize, Error> {
         let (mut fits, mut too_long) = (0, self.config.max_positions + 1);
         while too_long - fits > 1 {
@@ -225,12 +224,12 @@ impl Planner<'_> {
         Ok(fits)
     }
 
-    /// Bytes of a token's activations between layers.
+    /// Returns the bytes of a token's activations between layers.
     fn token_bytes(&self) -> usize {
         self.config.hidden * self.dtype.size()
     }
 
-    /// Seconds of a decode step's all-reduces and of the all-gather of its logits.
+    /// Returns the seconds of a decode step's all-reduces and of the all-gather of its logits.
     fn communication_seconds(&self, world_size: usize) -> f64 {
         if world_size < 2 {
             return 0.0;
@@ -247,12 +246,12 @@ impl Planner<'_> {
     }
 }
 
-/// What a rank allocates itself.
+/// Returns the bytes that a rank itself allocates.
 fn own_bytes(world_size: usize, footprint: &Footprint) -> u64 {
     footprint.weights + footprint.kv_cache + footprint.workspace + shared_bytes(world_size) as u64
 }
 
-/// NCCL's own buffers on a rank.
+/// Returns the bytes of NCCL's own buffers on a rank.
 fn nccl_bytes(world_size: usize) -> u64 {
     if world_size > 1 { NCCL_BYTES } else { 0 }
 }

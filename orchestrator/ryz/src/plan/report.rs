@@ -21,7 +21,7 @@ const COLUMNS: [Column<'static>; 11] = [
 ];
 
 impl Plan {
-    /// A table with the reasons below it.
+    /// Formats a table with the reasons below it.
     pub fn table(&self, screen: Screen) -> String {
         let rows: Vec<Vec<Cell>> = self.sizes.iter().map(cells).collect();
         let mut lines = vec![self.heading(), self.memory(), String::new()];
@@ -37,10 +37,10 @@ impl Plan {
             .collect()
     }
 
-    /// One line of JSON.
+    /// Formats one line of JSON.
     ///
     /// # Panics
-    /// Never: every value has a form in JSON.
+    /// Never panics: every value has a form in JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("numbers and texts")
     }
@@ -67,14 +67,14 @@ impl Plan {
         }
     }
 
-    /// Why some world sizes are not legal: one line for each reason.
+    /// Returns the reasons why some world sizes are not legal: one line for each.
     fn reasons(&self) -> Vec<String> {
         let illegal = self.sizes.iter().filter_map(|size| Some((size.world_size, size.why.as_deref()?)));
         illegal.map(|(ranks, why)| format!("{}: {why}", plural(ranks, "rank"))).collect()
     }
 }
 
-/// A large number in words.
+/// Formats a large number in words.
 fn count(number: u64) -> String {
     match number as f64 {
         n if n >= 1e9 => format!("{:.2} billion", n / 1e9),

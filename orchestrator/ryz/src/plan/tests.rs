@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use ryzanstein_orchestrator::table::Screen;
 
-/// A model as its `config.json` describes it, and what is known of it.
+/// A model as its `config.json` describes it, and its published figures.
 struct Known {
     name: &'static str,
     config: Value,
@@ -14,7 +14,8 @@ struct Known {
     legal: &'static [usize],
 }
 
-/// Public models: the shapes in their config.json, and the numbers of parameters that their authors or their checkpoints give.
+/// Returns public models: the shapes in their config.json, and the numbers of parameters that their authors or their
+/// checkpoints give.
 fn models() -> Vec<Known> {
     let llama = |[hidden, intermediate, heads, kv_heads, layers, vocabulary, positions]: [usize; 7],
                  dtype: &str| {
@@ -111,7 +112,7 @@ fn model(name: &str) -> LlamaConfig {
     parsed(&models().into_iter().find(|known| known.name == name).unwrap().config).unwrap()
 }
 
-/// On GPUs of 80 GiB that are joined by NVLink.
+/// Returns a request for GPUs of 80 GiB that are joined by NVLink.
 fn usual() -> Request {
     Request {
         model: "a model".into(),
@@ -140,7 +141,7 @@ fn known_models_have_their_parameters_and_legal_world_sizes() {
             (1..=8).collect::<Vec<_>>()
         );
         for size in legal(&plan) {
-            // Matrices are stored in 2 bytes. Vectors are held in f32; padding and copies of key/value heads come on top.
+            // Matrices are stored in 2 bytes. Vectors are held in f32; padding and copies of key/value heads are additional.
             let weights = size.weights_bytes.unwrap() * size.world_size as u64;
             let least = 2 * parameters;
             assert!(
@@ -226,7 +227,7 @@ fn key_value_heads_are_copied_where_there_are_fewer_than_ranks() {
     let plan = plan(&config, &Request { world_size: Some(16), ..usual() }).unwrap();
     let copies: Vec<_> = legal(&plan).map(|size| (size.world_size, size.kv_replication.unwrap())).collect();
     assert_eq!(copies, [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)]);
-    // One head on each rank, however many ranks there are.
+    // One head on each rank, whatever the number of ranks.
     assert_eq!(plan.sizes[3].kv_cache_bytes, plan.sizes[7].kv_cache_bytes);
 }
 

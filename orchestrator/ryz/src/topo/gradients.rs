@@ -1,6 +1,6 @@
-//! How long data-parallel training takes to add up the gradients of well-known models.
+//! The time that data-parallel training takes to add up the gradients of well-known models.
 //!
-//! Tables of this kind often go wrong in the same places, and this one does not: a ring moves 2(n−1)/n of the gradients, not twice
+//! Tables of this kind often contain the same errors, which this one avoids: a ring moves 2(n−1)/n of the gradients, not twice
 //! all of them; bandwidths are of one direction, where NVLink's advertised ones are of both; and InfiniBand and Ethernet are
 //! named by Gb/s, of which eight make a GB/s (HDR is 200 Gb/s, 25 GB/s).
 
@@ -11,22 +11,23 @@ use ryzanstein_process_group::{Operation, ReduceOp};
 
 use crate::interconnect::Interconnect;
 
-/// A model as data-parallel training sees it.
+/// The gradients of a model in data-parallel training.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Gradients {
-    /// The model.
+    /// Name of the model.
     pub(super) model: &'static str,
-    /// Its parameters.
+    /// Number of its parameters.
     pub(super) parameters: u64,
 }
 
 impl Gradients {
-    /// Bytes of all gradients in f32.
+    /// Returns the bytes of all gradients in f32.
     pub(super) const fn bytes(&self) -> u64 {
         4 * self.parameters
     }
 
-    /// Seconds of one all-reduce of all gradients by a ring, with nothing else on the links and no overlap with computing.
+    /// Returns the seconds of one all-reduce of all gradients by a ring, with nothing else on the links and no overlap with
+    /// computing.
     pub(super) fn seconds(&self, ranks: usize, interconnect: Interconnect) -> f64 {
         let operation = Operation::AllReduce(ReduceOp::Sum);
         let count = self.parameters as usize;
@@ -44,7 +45,7 @@ pub(super) const GRADIENTS: [Gradients; 4] = [
     Gradients { model: "BERT-Large", parameters: 335_141_888 },
     // gpt2-xl.
     Gradients { model: "GPT-2", parameters: 1_557_611_200 },
-    // T. Brown et al., "Language Models are Few-Shot Learners", 2020. No single GPU holds it: each adds up a shard.
+    // T. Brown et al., "Language Models are Few-Shot Learners", 2020. No single GPU holds it: each reduces a shard.
     Gradients { model: "GPT-3", parameters: 175_000_000_000 },
 ];
 

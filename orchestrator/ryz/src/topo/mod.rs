@@ -1,4 +1,4 @@
-//! `ryz topo`: what joins the GPUs and network adapters of a machine. Pure, from the facts that the doctor probes.
+//! `ryz topo`: the links between the GPUs and network adapters of a machine. Pure, from the facts that the doctor probes.
 
 mod gradients;
 mod preset;
@@ -14,35 +14,35 @@ pub use sync_times::SyncTimes;
 use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, NumaNode, PciPlace, tensor_parallel};
 use ryzanstein_orchestrator::plural;
 
-/// The GPUs and adapters of a machine, and the way between each two of them.
+/// The GPUs and adapters of a machine, and the path between each two of them.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Topology {
     /// The host.
     pub host: String,
-    /// The preset, where these are the made-up facts of such a machine.
+    /// Name of the preset, if these are the invented facts of such a machine.
     pub preset: Option<&'static str>,
-    /// GPUs, then network adapters.
+    /// The devices: GPUs, then network adapters.
     pub devices: Vec<Device>,
-    /// The way from each device to each, in the order of `devices`.
+    /// The path from each device to each, in the order of `devices`.
     pub matrix: Vec<Vec<LinkKind>>,
     /// The NUMA nodes of the machine.
     pub numa_nodes: Vec<NumaNode>,
-    /// How many ranks should share a layer, and why; `None` without GPUs.
+    /// The number of ranks that should share a layer, and the reason; `None` without GPUs.
     pub tensor_parallel: Option<String>,
-    /// Why there are no GPUs, if there are none.
+    /// The reason why there are no GPUs, if there are none.
     pub no_gpus: Option<String>,
 }
 
 /// A GPU or a network adapter.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Device {
-    /// `GPU0`, `NIC0` and so on.
+    /// Name of the device: `GPU0`, `NIC0` and so on.
     pub name: String,
-    /// What it is, and what its links carry.
+    /// Description of the device, and the bandwidth of its links.
     pub description: String,
-    /// Its PCI address.
+    /// PCI address of the device.
     pub pci: Option<String>,
-    /// The NUMA node that it is near, if there are several.
+    /// The NUMA node closest to the device, if there are several.
     pub numa_node: Option<u32>,
     /// The processors of that node.
     pub processors: Option<String>,
@@ -56,17 +56,17 @@ enum Kind {
     Adapter,
 }
 
-/// The way from one device to another, named as by `nvidia-smi topo -m`: `X`, `NV18`, `PIX`, `SYS`.
+/// The path from one device to another, named as by `nvidia-smi topo -m`: `X`, `NV18`, `PIX`, `SYS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkKind {
     /// The device itself.
     Itself,
-    /// To another device.
+    /// The path to another device.
     To(PairPath),
 }
 
 impl LinkKind {
-    /// Its name in the matrix.
+    /// Returns the name in the matrix.
     pub fn name(self) -> String {
         match self {
             Self::Itself => "X".into(),
@@ -74,7 +74,7 @@ impl LinkKind {
         }
     }
 
-    /// What the name means; `None` for the device itself.
+    /// Returns the meaning of the name; `None` for the device itself.
     const fn meaning(self) -> Option<&'static str> {
         Some(match self {
             Self::Itself => return None,
@@ -96,9 +96,9 @@ impl Serialize for LinkKind {
     }
 }
 
-/// A device and where it is.
+/// A device and its position.
 struct Placed {
-    /// A GPU's number in NVML.
+    /// Number of a GPU in NVML.
     gpu: Option<u32>,
     name: String,
     description: String,
@@ -106,7 +106,7 @@ struct Placed {
 }
 
 impl Topology {
-    /// From what was found out about a machine.
+    /// Builds the topology from the probed facts of a machine.
     pub fn of(hardware: &Hardware) -> Self {
         let none = DriverFacts::default();
         let driver = hardware.driver.as_ref().unwrap_or(&none);
@@ -143,23 +143,23 @@ impl Topology {
         }
     }
 
-    /// One line of JSON.
+    /// Formats one line of JSON.
     ///
     /// # Panics
-    /// Never: every value has a form in JSON.
+    /// Never panics: every value has a form in JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("numbers and texts")
     }
 
-    /// The indices of the devices that have a column: the GPUs, or all where there are none. The way between two adapters
-    /// says little, and eight of each would not fit a line.
+    /// Returns the indices of the devices that have a column: the GPUs, or all if there are none. The path between two adapters
+    /// carries little information, and eight of each would not fit a line.
     fn columns(&self) -> Vec<usize> {
         let gpus = |device: &Device| device.kind == Kind::Gpu;
         let any = self.devices.iter().any(gpus);
         (0..self.devices.len()).filter(|index| !any || gpus(&self.devices[*index])).collect()
     }
 
-    /// What it is a topology of.
+    /// Returns the heading: the host or the preset.
     fn heading(&self) -> String {
         match self.preset {
             Some(preset) => format!("ryz topo, made-up machine `{preset}`"),
@@ -167,7 +167,7 @@ impl Topology {
         }
     }
 
-    /// The names in the matrix with their meanings, each once, the best first.
+    /// Returns the names in the matrix with their meanings, each once, the best first.
     fn legend(&self) -> Vec<(String, &'static str)> {
         let mut ways: Vec<PairPath> = self
             .columns()
@@ -202,8 +202,8 @@ fn gpus(driver: &DriverFacts) -> Vec<Placed> {
     driver.gpus.iter().map(one).collect()
 }
 
-/// Adapters on the PCI bus, each once, whether it is a port of InfiniBand, an interface, or both. Virtual interfaces are left
-/// out: they stand nowhere.
+/// Returns adapters on the PCI bus, each once, whether it is a port of InfiniBand, an interface, or both. Virtual interfaces
+/// are left out: they have no position.
 fn adapters(interfaces: &[Interface], ports: &[InfinibandPort]) -> Vec<Placed> {
     let mut all: Vec<(PciPlace, Vec<String>)> = Vec::new();
     let ports = ports.iter().filter_map(|port| {
@@ -230,7 +230,7 @@ fn adapters(interfaces: &[Interface], ports: &[InfinibandPort]) -> Vec<Placed> {
 }
 
 fn device(placed: Placed, nodes: &[NumaNode]) -> Device {
-    // On a machine with a single node, the kernel names none.
+    // On a machine with a single node, the kernel reports no node.
     let only = if let [only] = nodes { Some(only.id) } else { None };
     let numa_node = placed.place.as_ref().and_then(|place| place.numa_node).or(only);
     let node = nodes.iter().find(|node| Some(node.id) == numa_node);
@@ -244,13 +244,13 @@ fn device(placed: Placed, nodes: &[NumaNode]) -> Device {
     }
 }
 
-/// What the driver says of the way between two GPUs.
+/// Returns the driver's report of the path between two GPUs.
 fn driver_path(driver: &DriverFacts, a: u32, b: u32) -> PairPath {
     let pair = driver.pairs.iter().find(|pair| (pair.a, pair.b) == (a.min(b), a.max(b)));
     pair.map_or(PairPath::Unknown, |pair| pair.path)
 }
 
-/// The way between two devices on the PCI bus, as NVIDIA's tools name it.
+/// Returns the path between two devices on the PCI bus, as NVIDIA's tools name it.
 fn pci_path(a: &PciPlace, b: &PciPlace) -> PairPath {
     let common = a.path.iter().zip(&b.path).take_while(|(a, b)| a == b).count();
     let below = a.path.len().max(b.path.len()) - common;

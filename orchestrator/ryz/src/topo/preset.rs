@@ -1,4 +1,4 @@
-//! Made-up facts of known kinds of machines, so that their topology can be seen on any machine.
+//! Invented facts of known kinds of machines, so that their topology can be shown on any machine.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -13,13 +13,13 @@ use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, Network, N
 pub enum Preset {
     /// Eight H100 behind NVSwitches, each with an InfiniBand adapter on its PCIe switch.
     DgxH100,
-    /// Four L40S with nothing but PCIe.
+    /// Four L40S with PCIe only.
     PcieOnly,
     /// Four A100 on PCIe, in pairs that an NVLink bridge joins.
     Hybrid,
 }
 
-/// A name that no preset has.
+/// A name that is not a preset.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("there is no preset `{name}`; there are {}", Preset::ALL.map(Preset::name).join(", "))]
 pub struct UnknownPreset {
@@ -28,10 +28,10 @@ pub struct UnknownPreset {
 }
 
 impl Preset {
-    /// All of them.
+    /// All presets.
     pub const ALL: [Self; 3] = [Self::DgxH100, Self::PcieOnly, Self::Hybrid];
 
-    /// The name that the flag uses.
+    /// Returns the name of the preset in the flag.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DgxH100 => "dgx-h100",
@@ -40,12 +40,12 @@ impl Preset {
         }
     }
 
-    /// Such a machine.
+    /// Returns the topology of such a machine.
     pub fn topology(self) -> Topology {
         Topology { preset: Some(self.name()), ..Topology::of(&self.hardware()) }
     }
 
-    /// What a probe of such a machine finds.
+    /// Returns the results of a probe of such a machine.
     pub fn hardware(self) -> Hardware {
         match self {
             Self::DgxH100 => Machine {
@@ -106,12 +106,12 @@ impl FromStr for Preset {
 struct Machine {
     gpu: &'static str,
     gpus: u32,
-    /// NVLinks of a GPU, and what each carries one way in GB/s.
+    /// Number of NVLinks of a GPU, and the bandwidth of each in one direction in GB/s.
     links: (u32, f64),
-    /// So many GPUs in a row are joined by NVLink.
+    /// Number of consecutive GPUs that are joined by NVLink.
     bridged: u32,
     processors: [&'static str; 2],
-    /// The network, from the place beside each GPU.
+    /// Builds the network, from the position next to each GPU.
     network: fn(&[PciPlace]) -> Network,
 }
 
@@ -151,7 +151,8 @@ impl Machine {
         }
     }
 
-    /// Below the switch of this GPU, at this port: the GPU at 0, an adapter at 1. Each switch has a host bridge of its own.
+    /// Returns the position below the switch of this GPU, at this port: the GPU at 0, an adapter at 1. Each switch has a
+    /// separate host bridge.
     fn place(&self, gpu: u32, port: u32) -> PciPlace {
         let bus = 0x10 * (gpu + 1);
         let path = [
@@ -165,7 +166,7 @@ impl Machine {
     }
 }
 
-/// An adapter of InfiniBand at each place.
+/// Returns an InfiniBand adapter at each position.
 fn ports(rate: &str, places: &[PciPlace]) -> Vec<InfinibandPort> {
     let port = |(index, place): (usize, &PciPlace)| InfinibandPort {
         name: format!("mlx5_{index}:1"),

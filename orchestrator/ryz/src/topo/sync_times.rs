@@ -7,7 +7,7 @@ use super::gradients::{GRADIENTS, gradient_table};
 use crate::interconnect::Interconnect;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, table, wrap};
 
-/// How long an all-reduce of the gradients of known models takes on each interconnect.
+/// Times of an all-reduce of the gradients of known models on each interconnect.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SyncTimes {
     /// The number of ranks.
@@ -21,9 +21,9 @@ pub struct SyncTimes {
 /// A model.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Model {
-    /// Its name.
+    /// Name of the model.
     pub name: &'static str,
-    /// Its parameters.
+    /// Number of its parameters.
     pub parameters: u64,
     /// Bytes of its gradients in f32.
     pub bytes: u64,
@@ -34,16 +34,16 @@ pub struct Model {
 pub struct On {
     /// The name of the interconnect.
     pub name: &'static str,
-    /// In 10⁹ bytes per second of one direction.
+    /// Bandwidth of one direction, in 10⁹ bytes per second.
     pub gbs: f64,
-    /// Of a step that moves nothing, in microseconds.
+    /// Latency of a step that moves nothing, in microseconds.
     pub latency_us: f64,
-    /// Of each model, in the order of `models`.
+    /// Seconds for each model, in the order of `models`.
     pub seconds: Vec<f64>,
 }
 
 impl SyncTimes {
-    /// Among so many ranks.
+    /// Computes the times for `ranks` ranks.
     pub fn new(ranks: usize) -> Self {
         let rows = gradient_table(ranks);
         let models = GRADIENTS.iter().map(|gradients| Model {
@@ -61,7 +61,7 @@ impl SyncTimes {
         Self { ranks, models: models.collect(), interconnects }
     }
 
-    /// For people.
+    /// Formats the table for people.
     pub fn table(&self, screen: Screen) -> String {
         let heads = self.models.iter().map(|model| Column::right(model.name));
         let columns: Vec<Column<'_>> =
@@ -80,16 +80,16 @@ impl SyncTimes {
         format!("{}\n\n{}", wrap(&heading, 0, screen), table(&columns, &rows, screen))
     }
 
-    /// One line of JSON.
+    /// Formats one line of JSON.
     ///
     /// # Panics
-    /// Never: every value has a form in JSON.
+    /// Never panics: every value has a form in JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("numbers and texts")
     }
 }
 
-/// At most three decimals, none of them an empty one.
+/// Formats a value with at most three decimals, without trailing zeros.
 fn short(value: f64) -> String {
     format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').into()
 }

@@ -8,7 +8,7 @@ fn place(path: &[&str], numa_node: u32) -> PciPlace {
     PciPlace { path: path.iter().map(ToString::to_string).collect(), numa_node: Some(numa_node) }
 }
 
-/// A machine without GPUs.
+/// Returns a machine without GPUs.
 fn plain() -> Hardware {
     Hardware {
         host: "here".into(),

@@ -5,7 +5,8 @@ use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 use ryzanstein_process_group::nvml::PairPath;
 
 impl Topology {
-    /// The matrix, then what its names mean, what the devices are, and what follows for tensor parallelism.
+    /// Formats the matrix, then the meanings of its names, the descriptions of the devices, and the advice on tensor
+    /// parallelism.
     pub fn table(&self, screen: Screen) -> String {
         let mut text = format!("{}\n\n", self.heading());
         let columns = self.columns();
@@ -39,7 +40,7 @@ impl Topology {
         text
     }
 
-    /// What stands below the matrix.
+    /// Returns the notes below the matrix.
     pub(super) fn notes(&self) -> Vec<String> {
         let legend = self.legend().into_iter().map(|(name, meaning)| format!("{name:<4}  {meaning}"));
         let mut notes: Vec<String> = legend.collect();

@@ -1,4 +1,4 @@
-//! From the records of the ranks to one report. Pure.
+//! Merges the records of the ranks into one report. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::report::{
     Verdict, lasting, ranks,
 };
 
-/// What the records say together.
+/// Merges the records.
 pub fn merge(files: &Files) -> Report {
     let records = &files.records;
     let world_size = records.first().map_or(0, |record| record.world_size);
@@ -40,14 +40,14 @@ struct Group<'a> {
     parts: Vec<Part<'a>>,
 }
 
-/// What one rank recorded of a group.
+/// The record that one rank has of a group.
 struct Part<'a> {
     rank: Rank,
     dumped_ns: u64,
     group: &'a GroupRecord,
 }
 
-/// Groups of several ranks, in the order in which the first rank with a record made them.
+/// Returns the groups of several ranks, in the order in which the first rank with a record made them.
 fn groups(records: &[FlightRecord]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for record in records {
@@ -65,11 +65,11 @@ fn groups(records: &[FlightRecord]) -> Vec<Group<'_>> {
     groups
 }
 
-/// What is numbered together.
+/// A sequence of calls with common numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     Collectives,
-    /// Between global ranks.
+    /// Messages between two global ranks.
     Messages {
         from: Rank,
         to: Rank,
@@ -77,7 +77,7 @@ enum Lane {
 }
 
 impl Lane {
-    /// `None` for a message with a rank that the group does not have.
+    /// Returns the lane of a call; `None` for a message with a rank that the group does not have.
     fn of(call: &CallRecord, rank: Rank, members: &[Rank]) -> Option<Self> {
         Some(match call.fingerprint.operation {
             Operation::Send { to } => Self::Messages { from: rank, to: *members.get(to.index())? },
@@ -97,7 +97,7 @@ impl Lane {
         self.between().is_none_or(|(from, to)| rank == from || rank == to)
     }
 
-    /// What both ends of a message must agree on is not which end they are.
+    /// Returns true if two fingerprints agree. The two ends of a message need not agree on the direction.
     fn agrees(self, a: &CallFingerprint, b: &CallFingerprint) -> bool {
         match self {
             Self::Collectives => a == b,
@@ -111,11 +111,11 @@ struct Recorded<'a> {
     rank: Rank,
     dumped_ns: u64,
     calls: Vec<&'a CallRecord>,
-    /// The number of the last; `None` where the record does not go back to it.
+    /// Number of the last call; `None` if the record does not go back to it.
     last: Option<u64>,
 }
 
-/// The number of the last call of an entry.
+/// Returns the number of the last call of an entry.
 fn last_of(call: &CallRecord) -> u64 {
     call.number.saturating_add(call.calls).saturating_sub(1)
 }
@@ -145,7 +145,7 @@ impl Group<'_> {
         parts
             .map(|part| {
                 let all = part.group.calls.iter();
-                // What was captured only did not run, and its number was given again.
+                // A call that was only captured did not run, and its number was assigned again.
                 let calls: Vec<&CallRecord> = all
                     .filter(|call| call.outcome != Outcome::Captured)
                     .filter(|call| Lane::of(call, part.rank, self.members) == Some(lane))
@@ -180,7 +180,7 @@ fn sequence(lane: Lane, all: &[Recorded<'_>]) -> Sequence {
     Sequence { between: lane.between(), newest_of_all, mismatch: mismatch(lane, all), behind: behind(all) }
 }
 
-/// The calls of each number that several ranks made. A replay stands for many and compares with one of the same.
+/// Returns the calls of each number that several ranks made. A replay represents many and is compared with one of the same.
 fn by_number<'a>(all: &'a [Recorded<'a>]) -> BTreeMap<(u64, u64), Vec<(Rank, &'a CallRecord)>> {
     let mut numbers = BTreeMap::<_, Vec<_>>::new();
     for Recorded { rank, calls, .. } in all {
@@ -201,7 +201,7 @@ fn mismatch(lane: Lane, all: &[Recorded<'_>]) -> Option<Mismatch> {
     Some(Mismatch { number, calls: who_called(&calls) })
 }
 
-/// What was called and by whom, by most ranks first.
+/// Groups the calls by their content, with their ranks, the most frequent first.
 fn who_called(calls: &[(Rank, &CallRecord)]) -> Vec<Called> {
     let mut called: Vec<Called> = Vec::new();
     for (rank, call) in calls {
@@ -215,7 +215,8 @@ fn who_called(calls: &[(Rank, &CallRecord)]) -> Vec<Called> {
     called
 }
 
-/// Who has not made a call that others are in or gave up in. Whoever is in a call itself, or gave up in one, waits as they do.
+/// Returns the ranks that have not made a call that others are in or failed in. A rank that is in a call itself, or failed in
+/// one, is waiting like the others.
 fn behind(all: &[Recorded<'_>]) -> Vec<Behind> {
     let waits = |outcome| matches!(outcome, Outcome::InProgress | Outcome::Failed | Outcome::Enqueued);
     let stuck = |outcome| matches!(outcome, Outcome::InProgress | Outcome::Failed);
@@ -231,7 +232,7 @@ fn behind(all: &[Recorded<'_>]) -> Vec<Behind> {
             .filter_map(|other| Some((other.rank, *other.calls.iter().find(|call| holds(call))?)))
             .collect();
         let began = others.iter().map(|(_, call)| call.enqueued_ns).min()?;
-        // A record that was made before says nothing of what came later.
+        // A record that was made before contains no later calls.
         let is_late = me.dumped_ns > began && others.iter().any(|(_, call)| waits(call.outcome));
         let last_call = me.calls.iter().find(|call| last_of(call) == last);
         is_late.then(|| Behind {
@@ -245,7 +246,7 @@ fn behind(all: &[Recorded<'_>]) -> Vec<Behind> {
     all.iter().filter_map(one).collect()
 }
 
-/// How late ranks came to the calls that all of them recorded.
+/// Returns the delays of ranks in the calls that all of them recorded.
 fn late(all: &[Recorded<'_>]) -> Option<Late> {
     let mut behind = BTreeMap::<Rank, Vec<u64>>::new();
     let mut compared = Vec::new();
@@ -268,7 +269,7 @@ fn late(all: &[Recorded<'_>]) -> Option<Late> {
     Some(Late { rank, median_ns, calls: compared })
 }
 
-/// The likeliest cause first. Of what only follows from it, nothing.
+/// Returns the verdicts, the likeliest cause first. Consequences of a cause are left out.
 fn verdicts(groups: &[GroupReport], missing: &[Rank]) -> Vec<Verdict> {
     let failures: Vec<(&str, Rank, &Failure)> = groups
         .iter()
@@ -307,7 +308,7 @@ fn of_mismatch(group: &str, sequence: &Sequence, Mismatch { number, calls }: &Mi
         calls.iter().map(|called| format!("{} called {}", ranks(&called.ranks), called.call)).collect();
     let text =
         format!("calls differ in {} of group `{group}`: {}", sequence.numbered(*number), said.join(", "));
-    // The few are blamed; where there are as many on each side, all.
+    // The minority is blamed; with equal numbers on each side, all are.
     let majority = usize::from(calls.len() > 1 && calls[0].ranks.len() > calls[1].ranks.len());
     Verdict { text, ranks: calls[majority..].iter().flat_map(|called| called.ranks.clone()).collect() }
 }
@@ -317,7 +318,7 @@ fn of_failure((group, rank, failure): (&str, Rank, &Failure)) -> Verdict {
     Verdict { text: format!("rank {rank} failed in group `{group}`: {}", failure.error), ranks: blamed }
 }
 
-/// A rank without a record that the others name as the cause of their failures.
+/// Returns the verdict on a rank without a record that the others name as the cause of their failures.
 fn blamed(rank: Rank, failures: &[(&str, Rank, &Failure)]) -> Option<Verdict> {
     let by: Vec<_> = failures.iter().filter(|(.., failure)| failure.caused_by.contains(&rank)).collect();
     let (group, _, failure) = by.first()?;

@@ -1,6 +1,6 @@
-//! `ryz trace`: what the flight records of a job's ranks say together.
+//! `ryz trace`: the combined analysis of the flight records of a job's ranks.
 //!
-//! [`read`] reads the files; [`merge()`] and [`timeline()`] look at nothing but the records.
+//! [`read`] reads the files; [`merge()`] and [`timeline()`] use nothing but the records.
 
 mod merge;
 mod read;

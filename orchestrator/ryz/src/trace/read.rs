@@ -1,4 +1,4 @@
-//! The files of a folder.
+//! Reads the files of a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -6,19 +6,19 @@ use ryzanstein_config::file::{self, FileError};
 use ryzanstein_config::{ByteSize, WorldSize};
 use ryzanstein_process_group::FlightRecord;
 
-/// The largest recorder of a rank with a dozen groups writes less.
+/// Upper bound of the size of a file: the largest recorder of a rank with a dozen groups writes less.
 const LARGEST_FILE: ByteSize = ByteSize::mib(4096);
 
 /// The flight records of a folder.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Files {
-    /// Those of one job, the newest in the folder, one for each rank, in rank order.
+    /// The records of one job, the newest in the folder, one for each rank, in rank order.
     pub records: Vec<FlightRecord>,
-    /// The other files, and why they do not count.
+    /// The other files, and the reasons why they do not count.
     pub ignored: Vec<String>,
 }
 
-/// Why there is nothing to merge.
+/// The reason why there is nothing to merge.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -27,10 +27,10 @@ pub enum TraceError {
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// There is no record in it.
+    /// The folder contains no record.
     #[error(
         "there is no flight record in {}: expected files rank-R.json, which ranks write when a group fails or a `ryz` command \
          gets SIGUSR1; start the job with `ryz launch --trace-dir DIR`{}", .folder.display(), list(.ignored)
@@ -38,7 +38,7 @@ pub enum TraceError {
     Empty {
         /// The folder.
         folder: PathBuf,
-        /// Files that were looked at, and why they do not count.
+        /// The examined files, and the reasons why they do not count.
         ignored: Vec<String>,
     },
 }
@@ -50,7 +50,7 @@ fn list(ignored: &[String]) -> String {
 /// Reads every `rank-R.json` of a folder.
 ///
 /// # Errors
-/// [`TraceError`]; a file that is no record is none.
+/// [`TraceError`]; a file that is not a record is no error.
 pub fn read(folder: &Path) -> Result<Files, TraceError> {
     let failed = |source| TraceError::Folder { folder: folder.to_owned(), source };
     let mut names = Vec::new();
@@ -84,7 +84,7 @@ fn parse(path: &Path) -> Result<FlightRecord, String> {
 }
 
 impl Files {
-    /// Keeps what belongs to the same job as the newest record.
+    /// Keeps the records of the same job as the newest record.
     fn of_one_job(files: impl IntoIterator<Item = (String, Result<FlightRecord, String>)>) -> Self {
         let (mut records, mut ignored) = (Vec::new(), Vec::new());
         for (name, file) in files {

@@ -1,4 +1,4 @@
-//! What comes of a merge, as data and as text.
+//! The result of a merge, as data and as text.
 
 use std::fmt::Write as _;
 
@@ -8,26 +8,26 @@ use serde::Serialize;
 
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 
-/// What the records of a job's ranks say together. Ranks are global ones.
+/// The result of merging the records of a job's ranks. Ranks are global ones.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
     /// The job; see [`FlightRecord::job`](ryzanstein_process_group::FlightRecord::job).
     pub job: String,
-    /// Number of its ranks.
+    /// Number of ranks of the job.
     pub world_size: usize,
-    /// What is to be said first, the likeliest cause before the others.
+    /// The verdicts, the likeliest cause first.
     pub verdicts: Vec<Verdict>,
     /// Ranks that left a record.
     pub ranks: Vec<RankFile>,
-    /// Ranks that left none.
+    /// Ranks that left no record.
     pub missing: Vec<Rank>,
-    /// Files that do not count, and why.
+    /// Files that do not count, and the reasons.
     pub ignored: Vec<String>,
     /// Every group of more than one rank.
     pub groups: Vec<GroupReport>,
 }
 
-/// A sentence, and whom it is about.
+/// A sentence, and the ranks that it concerns.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Verdict {
     /// The sentence.
@@ -41,87 +41,87 @@ pub struct Verdict {
 pub struct RankFile {
     /// The rank.
     pub rank: Rank,
-    /// Where it ran.
+    /// Name of its host.
     pub host: String,
-    /// Its process.
+    /// Process id of the rank.
     pub pid: u32,
-    /// When the record was made, in nanoseconds since 1970.
+    /// Time of the record, in nanoseconds since 1970.
     pub dumped_ns: u64,
 }
 
 /// One group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct GroupReport {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// Its members.
+    /// Members of the group.
     pub members: Vec<Rank>,
     /// The members that left a record.
     pub ranks: Vec<RankState>,
-    /// Its collectives.
+    /// Collectives of the group.
     pub collectives: Sequence,
-    /// Messages between two members, where there is something to say of them.
+    /// Messages between two members, if there is something to report about them.
     pub messages: Vec<Sequence>,
-    /// How late ranks came to its collectives; absent without two that can be compared.
+    /// Delays of ranks in its collectives; absent without two that can be compared.
     pub late: Option<Late>,
 }
 
-/// Where a rank is in a group.
+/// The progress of a rank in a group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RankState {
     /// The rank.
     pub rank: Rank,
     /// The call that it began last, if any is recorded.
     pub newest: Option<NewestCall>,
-    /// Why the group failed on it, if so.
+    /// The reason for the failure of the group on this rank, if it failed.
     pub failure: Option<Failure>,
 }
 
 /// A rank's newest call in a group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct NewestCall {
-    /// Its number.
+    /// Number of the call.
     pub number: u64,
-    /// What it was.
+    /// Description of the call.
     pub call: String,
-    /// The path it took.
+    /// The path of the call.
     pub path: Option<String>,
-    /// What became of it.
+    /// Outcome of the call.
     pub outcome: Outcome,
-    /// How long the call lasted; for one in progress, until the record was made. In nanoseconds.
+    /// Duration of the call in nanoseconds; for one in progress, until the record was made.
     pub lasted_ns: u64,
-    /// How long before the record it began, in nanoseconds.
+    /// Time from the start of the call to the record, in nanoseconds.
     pub age_ns: u64,
 }
 
-/// Calls that are numbered together: the collectives of a group, or the messages from one member to another.
+/// Calls with common numbers: the collectives of a group, or the messages from one member to another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Sequence {
     /// For messages, the sender and the receiver.
     pub between: Option<(Rank, Rank)>,
-    /// The newest that every member with a record has made; absent where a record does not go back that far.
+    /// Number of the newest call that every member with a record has made; absent if a record does not go back that far.
     pub newest_of_all: Option<u64>,
-    /// The first in which members called different things.
+    /// The first call in which members called different things.
     pub mismatch: Option<Mismatch>,
     /// Members that others wait or waited for.
     pub behind: Vec<Behind>,
 }
 
-/// Members called different things under one number.
+/// Different calls of members under one number.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Mismatch {
-    /// The number.
+    /// Number of the calls.
     pub number: u64,
-    /// What was called, by most members first.
+    /// The calls, the most frequent first.
     pub calls: Vec<Called>,
 }
 
-/// A call, and who made it.
+/// A call, and the ranks that made it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Called {
-    /// What was called.
+    /// Description of the call.
     pub call: String,
-    /// By whom.
+    /// The ranks that made the call.
     pub ranks: Vec<Rank>,
 }
 
@@ -130,20 +130,20 @@ pub struct Called {
 pub struct Behind {
     /// The member.
     pub rank: Rank,
-    /// The number of the last call that it made; 0 for none.
+    /// Number of the last call that it made; 0 for none.
     pub last: u64,
-    /// What that was, where it is still recorded.
+    /// Description of that call, if it is still recorded.
     pub last_call: Option<String>,
-    /// What the others called next.
+    /// The next call of the others.
     pub next: Called,
-    /// From the first of those calls until the member's record was made, in nanoseconds.
+    /// Time from the first of those calls to the member's record, in nanoseconds.
     pub for_ns: u64,
 }
 
-/// How late ranks came, by the hosts' clocks: between hosts it is as exact as those agree.
+/// Delays of ranks, by the hosts' clocks: between hosts they are as exact as the synchronisation of the clocks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Late {
-    /// The rank that was latest, by its median time behind the first.
+    /// The rank with the greatest median delay behind the first.
     pub rank: Rank,
     /// That median, in nanoseconds.
     pub median_ns: u64,
@@ -151,23 +151,23 @@ pub struct Late {
     pub calls: Vec<LateCall>,
 }
 
-/// Who came last to a call.
+/// The last rank to enter a call.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LateCall {
-    /// The call's number.
+    /// Number of the call.
     pub number: u64,
-    /// The rank that came last.
+    /// The rank that entered last.
     pub last: Rank,
-    /// How long after the first, in nanoseconds.
+    /// Delay of that rank after the first, in nanoseconds.
     pub skew_ns: u64,
 }
 
-/// Nanoseconds for people.
+/// Formats nanoseconds for people.
 pub(super) fn lasting(ns: u64) -> String {
     time(ns as f64 / 1e3)
 }
 
-/// `rank 1`, `ranks 0, 2 and 3`.
+/// Formats ranks: `rank 1`, `ranks 0, 2 and 3`.
 pub(super) fn ranks(ranks: &[Rank]) -> String {
     match ranks {
         [] => "no rank".into(),
@@ -180,12 +180,12 @@ pub(super) fn ranks(ranks: &[Rank]) -> String {
 }
 
 impl Report {
-    /// One line of JSON.
+    /// Formats one line of JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("a report is data: {error}"))
     }
 
-    /// For people: the verdicts, then the evidence.
+    /// Formats the report for people: the verdicts, then the evidence.
     pub fn table(&self, screen: Screen) -> String {
         let mut text = String::new();
         for verdict in &self.verdicts {
@@ -213,7 +213,7 @@ impl Report {
 }
 
 impl Sequence {
-    /// `call 2`, or `message 2 from rank 0 to rank 1`.
+    /// Formats a number: `call 2`, or `message 2 from rank 0 to rank 1`.
     pub(super) fn numbered(&self, number: u64) -> String {
         match self.between {
             None => format!("call {number}"),

@@ -7,7 +7,7 @@ use ryzanstein_process_group::{
 use super::{Files, Report, merge, timeline};
 use ryzanstein_orchestrator::table::Screen;
 
-/// A second after the calls of [`call`].
+/// Time of the records: a second after the calls of [`call`].
 const DUMPED: u64 = 2_000_000_000;
 
 pub(super) fn record(rank: u32, world_size: usize) -> FlightRecord {
@@ -24,7 +24,7 @@ pub(super) fn record(rank: u32, world_size: usize) -> FlightRecord {
 
 const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 
-/// Call `number` begins `number` ms after the first second, and lasts one.
+/// Returns call `number`, which begins `number` ms after the first second, and lasts one.
 fn call(number: u64, operation: Operation, outcome: Outcome) -> CallRecord {
     let enqueued_ns = 1_000_000_000 + number * 1_000_000;
     CallRecord {
@@ -46,7 +46,7 @@ fn waiting(number: u64) -> CallRecord {
     call(number, SUM, Outcome::InProgress)
 }
 
-/// A job of as many ranks as there are lists, each with these calls in the world group; `None` left no record.
+/// Returns a job of as many ranks as there are lists, each with these calls in the world group; `None` left no record.
 fn job<const N: usize>(calls: [Option<Vec<CallRecord>>; N]) -> Files {
     let mut records = Vec::new();
     for (rank, calls) in (0..).zip(calls) {
@@ -69,7 +69,7 @@ fn fail(files: &mut Files, rank: u32, error: &str, caused_by: &[u32]) {
     record.groups[0].failure = Some(Failure { error: error.into(), caused_by });
 }
 
-/// The first verdict, and the ranks that it blames.
+/// Returns the first verdict, and the ranks that it blames.
 fn first(report: &Report) -> (&str, Vec<u32>) {
     let verdict = &report.verdicts[0];
     (&verdict.text, verdict.ranks.iter().map(|rank| rank.0).collect())
@@ -192,7 +192,7 @@ fn the_latest_rank_is_the_one_with_the_greatest_median() {
         Some((1..=3).map(later).collect::<Vec<_>>())
     };
     let mut files = job([shifted(0), shifted(50_000), shifted(20_000)]);
-    // Once, another one is later still.
+    // In one call, another rank is later still.
     files.records[0].groups[0].calls[1].enqueued_ns += 400_000;
     let report = merge(&files);
     let late = report.groups[0].late.as_ref().unwrap();
@@ -226,7 +226,7 @@ fn the_timeline_has_a_slice_for_each_call_of_each_rank() {
     assert_eq!(names[0]["args"]["name"], "rank 0 (node0, pid 100)");
 }
 
-/// A number that is likely to meet others, or to overflow.
+/// Generates numbers that are likely to coincide, or to overflow.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..6u64, Just(u64::MAX), any::<u64>()]
 }
@@ -285,7 +285,7 @@ proptest! {
         timeline(&files.records);
     }
 
-    /// Whatever part of a good run is left, nobody is blamed.
+    /// Whatever part of a good run is left, no rank is blamed.
     #[test]
     fn rings_of_any_length_blame_nobody_for_calls_that_went_well(kept in proptest::collection::vec(0..20usize, 3)) {
         let all: Vec<CallRecord> = (1..=20).map(done).collect();

@@ -3,7 +3,7 @@
 use ryzanstein_process_group::{CallRecord, FlightRecord};
 use serde_json::{Value, json};
 
-/// One process a rank, one thread a group, one slice a call. Times are microseconds since the first call.
+/// Returns the events: one process a rank, one thread a group, one slice a call. Times are microseconds since the first call.
 pub fn timeline(records: &[FlightRecord]) -> Value {
     let calls = records.iter().flat_map(|record| record.groups.iter().flat_map(|group| &group.calls));
     let start = calls.map(|call| call.enqueued_ns).min().unwrap_or(0);

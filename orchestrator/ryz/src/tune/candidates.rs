@@ -1,4 +1,4 @@
-//! Settings of NCCL that are measured against its own choice, and which of them is worth having. Pure.
+//! Settings of NCCL that are measured against its own choice, and the selection of the best. Pure.
 
 use ryzanstein_config::{Config, NcclProfile};
 use ryzanstein_process_group::units;
@@ -17,12 +17,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The environment variable that sets it in a process that we start.
+    /// Returns the environment variable that sets it in a process that we start.
     pub fn variable(&self) -> &'static str {
         self.key.strip_prefix(ENV).unwrap_or("RYZ_NCCL__PROFILE")
     }
 
-    /// Whether the configuration leaves it to NCCL.
+    /// Returns true if the configuration leaves the setting to NCCL.
     pub fn is_unset(&self, config: &Config) -> bool {
         match self.key.strip_prefix(ENV) {
             Some(name) => config.nccl.env.get(name).is_none(),
@@ -31,7 +31,7 @@ impl Candidate {
     }
 }
 
-/// What is measured. NCCL's own choice has all protocols, among them `LL128`, which cannot be forced safely.
+/// The measured candidates. NCCL's own choice has all protocols, among them `LL128`, which cannot be forced safely.
 pub const CANDIDATES: [Candidate; 6] = [
     Candidate { key: "nccl.env.NCCL_ALGO", value: "Ring" },
     Candidate { key: "nccl.env.NCCL_ALGO", value: TREE },
@@ -44,8 +44,8 @@ pub const CANDIDATES: [Candidate; 6] = [
 /// The medians of one choice, in microseconds: of each round, those of all sizes.
 pub type Measured = Vec<Vec<f64>>;
 
-/// The candidate to propose, if one is worth it. It holds for all sizes: it must be clearly quicker than NCCL's own choice at the
-/// size that counts, the first, and clearly slower at none. Of several, the quickest at the first.
+/// Returns the candidate to propose, if one is worth it. It holds for all sizes: it must be clearly faster than NCCL's own
+/// choice at the size that counts, the first, and clearly slower at none. Of several, it is the fastest at the first size.
 pub fn pick(sizes: &[u64], own: &Measured, candidates: &[(Candidate, Measured)]) -> Option<Proposal> {
     let at = |measured: &Measured, size: usize| -> Summary {
         summary(measured.iter().filter_map(|round| round.get(size).copied()).collect())

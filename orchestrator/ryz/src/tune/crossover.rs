@@ -1,11 +1,11 @@
-//! From times to the sizes at which another path is worth taking. Pure.
+//! Computes from times the sizes at which another path is worth taking. Pure.
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::paths::tuned::{Measurement, TunedRange};
 
 use ryzanstein_benches::measure::Summary;
 
-/// The share by which a path must be quicker than the one that it replaces.
+/// The share by which a path must be faster than the one that it replaces.
 pub const GAIN: f64 = 0.1;
 
 /// The times of one size on every path.
@@ -20,24 +20,24 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// The times on a path.
+    /// Returns the times on a path.
     pub fn on(&self, path: Path) -> Option<&Summary> {
         self.paths.iter().find(|(of, _)| *of == path).map(|(_, times)| times)
     }
 
-    /// The quickest path and its times.
+    /// Returns the fastest path and its times.
     pub fn quickest(&self) -> Option<&(Path, Summary)> {
         self.paths.iter().min_by(|(_, a), (_, b)| a.median_us.total_cmp(&b.median_us))
     }
 }
 
-/// Whether `new` is quicker than `old` by more than [`GAIN`], and by more than chance.
+/// Returns true if `new` is faster than `old` by more than [`GAIN`], and by more than chance.
 fn is_gain(new: &Summary, old: &Summary) -> bool {
     old.is_slower(new, GAIN / (1.0 - GAIN))
 }
 
-/// The path for each size in order of size; `None` where the built-in one stays. A size keeps the path of the size before,
-/// where that is a gain and no other is one over it: paths change only where it pays.
+/// Returns the path for each size in order of size; `None` where the built-in one stays. A size keeps the path of the size
+/// before, if that is a gain and no other is a gain over it: paths change only where the change is worth it.
 pub fn choose(sizes: &[Timed]) -> Vec<Option<Path>> {
     let mut chosen: Vec<Option<Path>> = Vec::with_capacity(sizes.len());
     for timed in sizes {
@@ -46,7 +46,7 @@ pub fn choose(sizes: &[Timed]) -> Vec<Option<Path>> {
     chosen
 }
 
-/// `before` is the path of the size before.
+/// Returns the path for one size. `before` is the path of the size before.
 fn choose_one(timed: &Timed, before: Option<Path>) -> Option<Path> {
     let built_in = timed.on(timed.built_in)?;
     let (quickest, times) = timed.quickest().filter(|(_, times)| is_gain(times, built_in))?;
@@ -71,19 +71,19 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Whether the gain was measured again. Only then is the path taken.
+    /// Returns true if the gain was confirmed by the second measurement. Only then is the path taken.
     pub fn is_confirmed(&self) -> bool {
         is_gain(&self.tuned, &self.untuned)
     }
 
-    /// How many times as long the untuned path takes.
+    /// Returns the ratio of the untuned to the tuned time.
     pub fn ratio(&self) -> f64 {
         self.untuned.median_us / self.tuned.median_us
     }
 }
 
-/// The lines of a table for one operation: a confirmed path is taken from the size where it was measured until before the next
-/// measured size, and after the last only at that size. `sizes` are all that were measured, in order.
+/// Returns the lines of a table for one operation: a confirmed path is taken from the size where it was measured until before
+/// the next measured size, and after the last only at that size. `sizes` are all that were measured, in order.
 pub fn ranges(
     operation: &str,
     world_size: usize,
@@ -107,7 +107,7 @@ pub fn ranges(
         match ranges.last_mut() {
             Some(last) if last.path == turn.path && last.to_bytes + 1 == bytes => {
                 last.to_bytes = to_bytes;
-                // The least gain speaks for the whole range.
+                // The least gain represents the whole range.
                 if turn.ratio() < last.measured.against_us / last.measured.us {
                     last.measured = measured;
                 }
@@ -125,7 +125,7 @@ pub fn ranges(
     ranges
 }
 
-/// A time as it is written: in hundredths of a microsecond.
+/// Rounds a time as it is written: in hundredths of a microsecond.
 fn hundredths(us: f64) -> f64 {
     (us * 100.0).round() / 100.0
 }
@@ -142,7 +142,7 @@ mod tests {
     const DIRECT: Path = Path::Tcp(Algorithm::Direct);
     const DOUBLING: Path = Path::Tcp(Algorithm::RecursiveDoubling);
 
-    /// Nine rounds whose middle half spreads over `spread`.
+    /// Returns nine rounds whose middle half spreads over `spread`.
     fn times(median_us: f64, spread: f64) -> Summary {
         let (p25_us, p75_us) = (median_us - spread / 2.0, median_us + spread / 2.0);
         Summary { calls: 9, p25_us, median_us, p75_us, p90_us: p75_us, p99_us: p75_us, max_us: p75_us }
@@ -176,7 +176,7 @@ mod tests {
     fn a_path_stays_until_another_is_worth_the_change() {
         let sizes = [
             timed(1, RING, &[(RING, 100.0), (DIRECT, 50.0), (DOUBLING, 60.0)]),
-            // The other is a little quicker here.
+            // The other path is slightly faster here.
             timed(2, RING, &[(RING, 100.0), (DIRECT, 52.0), (DOUBLING, 50.0)]),
             timed(3, RING, &[(RING, 100.0), (DIRECT, 80.0), (DOUBLING, 50.0)]),
             timed(4, RING, &[(RING, 100.0), (DIRECT, 99.0), (DOUBLING, 99.0)]),

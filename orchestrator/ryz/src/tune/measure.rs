@@ -10,11 +10,11 @@ use ryzanstein_benches::suite::limits;
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::plural;
 
-/// How often each path is measured. The medians of the rounds are compared, not those of calls: calls of one moment are slow
-/// together, when something else runs.
+/// Number of measurements of each path. The medians of the rounds are compared, not those of calls: other activity of the
+/// machine slows consecutive calls together.
 const ROUNDS: usize = 9;
 
-/// What to measure.
+/// A request for measurements.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Request {
     /// The operations.
@@ -26,7 +26,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The operations that may have several paths.
+    /// Returns the operations that may have several paths.
     pub fn operations() -> Vec<Collective> {
         Collective::ALL.into_iter().filter(|what| has_operation(what.name())).collect()
     }
@@ -43,35 +43,35 @@ impl Request {
     }
 }
 
-/// What was measured of an operation.
+/// The measurements of an operation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sizes {
     /// The operation.
     pub what: Collective,
     /// Its sizes, smallest first.
     pub sizes: Vec<Timed>,
-    /// Those for which a path was chosen, measured again.
+    /// The sizes for which a path was chosen, measured again.
     pub turns: Vec<Turn>,
 }
 
-/// What was measured, the same on all ranks.
+/// The measurements, the same on all ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tuned {
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
-    /// Whether they use GPUs.
+    /// True if the ranks use GPUs.
     pub on_gpus: bool,
-    /// Each operation.
+    /// The measurements of each operation.
     pub operations: Vec<Sizes>,
     /// The lines for the table.
     pub ranges: Vec<TunedRange>,
 }
 
-/// Measures everything in the request; `on_step` is told what has been done. Every rank calls this with the same request.
+/// Measures everything in the request; `on_step` receives the progress. Every rank calls this with the same request.
 ///
 /// # Errors
-/// [`Error::Configuration`] where there is no path to choose, for arrays that do not fit the memory, and for wrong values; those of
-/// the collectives.
+/// Returns [`Error::Configuration`] if there is no path to choose, for arrays that do not fit the memory, and for wrong values;
+/// and the errors of the collectives.
 pub fn run(
     orchestrator: &mut Orchestrator,
     request: &Request,
@@ -155,7 +155,7 @@ fn measure(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<
     Ok(Sizes { what, sizes, turns: again.into_iter().filter_map(turn).collect() })
 }
 
-/// On GPUs in bf16, as models compute.
+/// Returns the case to measure; on GPUs in bf16, as models compute.
 fn case(what: Collective, bytes: u64, on_gpus: bool) -> Case {
     // At least four: calls rotate over as many buffers, so that caches are as cold as in real use.
     let calls = (2_000_000 / bytes.max(1)).clamp(4, 30) as usize;
@@ -185,8 +185,8 @@ impl Compared {
     }
 }
 
-/// Measures every size on each of its paths, then all again, each time in the other order: what disturbs for a while disturbs all
-/// paths of a size, and shows in the spread of their rounds.
+/// Measures every size on each of its paths, then all again, each time in the reverse order: a temporary disturbance affects
+/// all paths of a size, and shows in the spread of their rounds.
 fn in_turn(group: &mut ProcessGroup, cases: &mut [Compared]) -> Result<(), Error> {
     for round in 0..ROUNDS {
         for Compared { case, bytes, paths } in &mut *cases {

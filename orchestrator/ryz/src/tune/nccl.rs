@@ -1,4 +1,4 @@
-//! Which settings of NCCL suit a machine and a model. Pure, from the facts that the doctor probes.
+//! Settings of NCCL that suit a machine and a model. Pure, from the facts that the doctor probes.
 
 use std::collections::BTreeSet;
 
@@ -10,28 +10,28 @@ use ryzanstein_process_group::units;
 use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface};
 use ryzanstein_orchestrator::plural;
 
-/// Up to this many bytes a message is one of inference: kilobytes to a few megabytes.
+/// Upper bound in bytes of a message of inference: kilobytes to a few megabytes.
 const SMALL: u64 = 4 << 20;
-/// From this many bytes on, more thread blocks move it faster: 3 % on four H200 at 256 MiB.
+/// Size in bytes from which on more thread blocks move a message faster: 3 % on four H200 at 256 MiB.
 const LARGE: u64 = 64 << 20;
-/// Up to this many bytes the number of steps bounds an all-reduce between nodes, not the bandwidth.
+/// Size in bytes up to which the number of steps bounds an all-reduce between nodes, not the bandwidth.
 const BOUND_BY_STEPS: u64 = 256 << 10;
 
 /// The value of `NCCL_ALGO` for trees: all-reduces take them, operations without a tree take rings.
 pub(super) const TREE: &str = "Ring;allreduce:Tree";
 
-/// What the settings are for.
+/// The situation that the settings are for.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     /// This machine; all nodes are taken to be alike.
     pub hardware: &'a Hardware,
-    /// Nodes of the job.
+    /// Number of nodes of the job.
     pub nodes: u32,
     /// Bytes of the all-reduce that counts, if known.
     pub message: Option<u64>,
 }
 
-/// What the keys of NCCL's own variables begin with.
+/// Prefix of the keys of NCCL's own variables.
 pub(super) const ENV: &str = "nccl.env.";
 
 /// A setting that should have another value: `nccl.profile`, or a variable of `nccl.env`.
@@ -41,20 +41,20 @@ pub struct Proposal {
     pub key: &'static str,
     /// The value, as it is written in the file.
     pub value: String,
-    /// Why.
+    /// The reason for the value.
     pub reason: String,
 }
 
 impl Proposal {
-    /// Whether it is a variable of `nccl.env`.
+    /// Returns true if it is a variable of `nccl.env`.
     pub fn is_variable(&self) -> bool {
         self.key.starts_with(ENV)
     }
 
-    /// The configuration with this setting.
+    /// Returns the configuration with this setting.
     ///
     /// # Errors
-    /// [`ValueError`] where the value cannot be written as a setting.
+    /// [`ValueError`] if the value cannot be written as a setting.
     pub fn apply(&self, mut config: Config) -> Result<Config, ValueError> {
         match self.key.strip_prefix(ENV) {
             Some(name) => config.nccl.env.insert(name, &self.value)?,
@@ -73,14 +73,14 @@ impl Situation<'_> {
         self.gpus() * self.nodes as usize
     }
 
-    /// Ports of InfiniBand and RoCE that work.
+    /// Returns the ports of InfiniBand and RoCE that work.
     fn ports(&self) -> Vec<&InfinibandPort> {
         let is_active = |port: &&InfinibandPort| port.state.is_empty() || port.state == "ACTIVE";
         self.hardware.network.infiniband.iter().filter(is_active).collect()
     }
 }
 
-/// Whether our own kernels carry the all-reduce that counts, and not NCCL.
+/// Returns true if our own kernels, and not NCCL, carry the all-reduce that counts.
 pub fn own_kernels_carry(situation: &Situation<'_>, config: &Config) -> bool {
     let ranks = config.job.world_size.map_or(situation.gpus(), |ranks| ranks.get() as usize);
     situation.nodes == 1
@@ -90,7 +90,7 @@ pub fn own_kernels_carry(situation: &Situation<'_>, config: &Config) -> bool {
         && situation.message.is_some_and(|bytes| peer_most(ranks).is_none_or(|most| bytes as usize <= most))
 }
 
-/// Proposes settings. What the configuration sets already is left as it is.
+/// Proposes settings. Settings of the configuration are left unchanged.
 pub fn propose(situation: &Situation<'_>, config: &Config) -> Vec<Proposal> {
     let nccl = &config.nccl;
     let is_free = |name: &str| nccl.env.get(name).is_none();
@@ -197,7 +197,7 @@ fn interface(situation: &Situation<'_>) -> Option<Proposal> {
     })
 }
 
-/// The variables that differ between two plans: name, value before and value after.
+/// Returns the variables that differ between two plans: name, value before and value after.
 pub fn changes(
     before: &[NcclVariable],
     after: &[NcclVariable],

@@ -1,4 +1,4 @@
-//! What was measured and what changes, for people and for programs.
+//! The measurements and the changes, for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::crossover::{Timed, Turn};
 use super::measure::{Sizes, Tuned};
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table as layout, wrap};
 
-/// What was measured, as tables, then the lines that the table of paths gains and loses. `old` are its lines so far.
+/// Formats the measurements as tables, then the lines that the table of paths gains and loses. `old` are its lines so far.
 pub fn table(tuned: &Tuned, old: &[TunedRange], screen: Screen) -> String {
     let measured = all(tuned, |sizes| &sizes.sizes).map(|(name, timed)| measured_row(name, timed));
     let columns = [
@@ -60,7 +60,7 @@ pub fn table(tuned: &Tuned, old: &[TunedRange], screen: Screen) -> String {
     text
 }
 
-/// Each part of each operation, with the operation's name.
+/// Returns each part of each operation, with the operation's name.
 fn all<'a, T: 'a>(
     tuned: &'a Tuned,
     parts: impl Fn(&'a Sizes) -> &'a Vec<T> + Copy,
@@ -99,7 +99,7 @@ fn turn_row(name: &'static str, turn: &Turn) -> Vec<Cell> {
     ]
 }
 
-/// The same as one object of JSON; `file` is where the table was written.
+/// Returns the same as one object of JSON; `file` is the path of the written table.
 pub fn json(tuned: &Tuned, file: Option<&str>) -> Value {
     let measured = all(tuned, |sizes| &sizes.sizes).map(|(name, timed)| {
         let paths = timed.paths.iter().map(|(path, times)| {

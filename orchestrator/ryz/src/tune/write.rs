@@ -1,4 +1,4 @@
-//! Writes what was found: the table of paths, and settings into a configuration file.
+//! Writes the results: the table of paths, and settings into a configuration file.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use toml_edit::{DocumentMut, Item, Table, TableLike, value};
 
 use crate::output_file;
 
-/// Replaces a file at once, so that nobody reads half of it. Makes the folder that it is in.
+/// Replaces a file atomically, so that no reader sees half of it. Creates its folder.
 ///
 /// # Errors
-/// What the system says, with the file's name.
+/// Returns the system's error, with the file's name.
 pub fn store_table(file: &Path, text: &str) -> anyhow::Result<()> {
     let what = file.display().to_string();
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -19,10 +19,11 @@ pub fn store_table(file: &Path, text: &str) -> anyhow::Result<()> {
     output_file::replace(file, text, &what)
 }
 
-/// The text of a configuration file with these settings, dotted key and value; all else stays as it is, comments included.
+/// Returns the text of a configuration file with these settings, dotted key and value; all else stays unchanged, comments
+/// included.
 ///
 /// # Errors
-/// [`Error::Configuration`] for a text that is no TOML, or a section that is none.
+/// [`Error::Configuration`] for a text that is not TOML, or a section that is not a table.
 pub fn edit_config(text: &str, settings: &[(&str, &str)]) -> anyhow::Result<String> {
     let wrong = |why: String| anyhow!(Error::Configuration(why));
     let mut document: DocumentMut =

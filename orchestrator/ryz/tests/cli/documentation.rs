@@ -127,7 +127,7 @@ fn settings_in(text: &str) -> impl Iterator<Item = &str> {
             SECTIONS.iter().any(|known| known.name == section)
                 && name.starts_with(|c: char| c.is_ascii_lowercase())
                 // Files, and methods of a variable of the same name.
-                && !["conf", "secret", "safetensors", "yaml", "complete", "decoder", "generate"].contains(&name)
+                && !["md", "toml", "conf", "secret", "safetensors", "yaml", "complete", "decoder", "generate"].contains(&name)
         })
     })
 }

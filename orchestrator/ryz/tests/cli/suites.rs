@@ -1,8 +1,29 @@
 //! `ryz bench --latency-targets` and `--vary overlap`, and the share of communication that `ryz generate --profile` tells. What they
 //! measure is tested with the suite.
 
-use crate::bench::{refused, well};
+use crate::bench::{bench, refused, well};
 use crate::support::{Run, text};
+
+#[test]
+fn every_documented_target_is_measured_and_judged() {
+    let output = bench(&["--world-size", "2", "--latency-targets", "--iters", "1", "--format", "json"]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    let rows: Vec<serde_json::Value> =
+        stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let documented =
+        rows.iter().filter(|row| row["target_us"].is_number() && row["meets_target"].is_boolean());
+    assert_eq!(documented.count(), 6, "all-reduces and broadcasts of three sizes: {stdout}");
+    let steps: Vec<_> = rows.iter().filter(|row| row["step"].is_string()).collect();
+    let kinds: Vec<_> = steps.iter().map(|row| (row["step"].as_str(), row["sequences"].as_u64())).collect();
+    let decode = |sequences| (Some("decode"), Some(sequences));
+    assert_eq!(kinds, [decode(1), decode(8), decode(64), (Some("prefill"), Some(1))], "{stdout}");
+    assert!(steps.iter().all(|row| row["correct"] == true && row["shape"] == "llama-8b"), "{stdout}");
+    for wanted in ["best bus bandwidth", "scaling efficiency", "communication, share of a step"] {
+        let verdict = stderr.lines().find(|line| line.contains(wanted));
+        assert!(verdict.is_some_and(|line| line.ends_with("met") || line.ends_with("missed")), "{stderr}");
+    }
+}
 
 #[test]
 fn overlap_is_told_for_each_size_of_the_buckets() {

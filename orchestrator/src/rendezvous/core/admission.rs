@@ -1,4 +1,4 @@
-//! Which rank each process gets: the one it was started with, or one assigned here.
+//! Assigns ranks to processes: the rank that a process was started with, or one that is chosen here.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use super::event::{Participant, Refusal, RequestId};
 pub(super) struct Admission {
     world_size: u32,
     numbered: BTreeMap<Rank, (RequestId, Participant)>,
-    /// In order of arrival.
+    /// The processes without a rank, in order of arrival.
     unnumbered: Vec<(RequestId, Participant)>,
 }
 
@@ -68,7 +68,7 @@ impl Admission {
         self.unnumbered.retain(|(id, _)| *id != request);
     }
 
-    /// The ranks that have not joined. Processes without a rank count as the lowest free ones.
+    /// Returns the ranks that have not joined. Processes without a rank count as the lowest free ones.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let free = Rank::all(self.world_size as usize).filter(|rank| !self.contains(*rank));
         free.skip(self.unnumbered.len()).collect()

@@ -5,17 +5,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use ryzanstein_process_group::{BackendSelection, Candidate, Epoch, LocalRank, Rank, Roster};
 
-/// The most bytes kept of each text of a failure report.
+/// Maximum number of bytes kept of each text of a failure report.
 pub(crate) const MAX_REPORT: usize = 4 << 10;
 
 /// Identifies a request until it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct RequestId(pub u64);
 
-/// The time since the job began.
+/// Time since the job began.
 pub(crate) type Time = Duration;
 
-/// Something that happened.
+/// An event at the rendezvous.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// A rank wants to join.
@@ -28,7 +28,7 @@ pub(crate) enum Event {
     Add(RequestId, Epoch, String, i64),
     /// A rank has reached a barrier, and waits until this time.
     Barrier(RequestId, Epoch, String, Rank, Time),
-    /// A rank reports why it gives up.
+    /// A rank reports the reason why it gives up.
     Report(RequestId, Epoch, Rank, Report),
     /// The client of this request has disconnected.
     Disconnected(RequestId),
@@ -45,33 +45,33 @@ pub(crate) enum Event {
 /// A request to join.
 #[derive(Clone, Debug)]
 pub(crate) struct Join {
-    /// The epoch it was started for; `None` takes the current one.
+    /// Epoch that the process was started for; `None` takes the current one.
     pub epoch: Option<Epoch>,
-    /// The world size it was given.
+    /// World size that the process was given.
     pub world_size: u32,
-    /// The version of its program.
+    /// Version of its program.
     pub version: String,
-    /// When it stops waiting.
+    /// Time at which the request expires.
     pub deadline: Time,
-    /// Who it is.
+    /// The process that joins.
     pub participant: Participant,
 }
 
 /// A process that wants to join.
 #[derive(Clone, Debug)]
 pub(crate) struct Participant {
-    /// Its rank; `None` to be assigned one.
+    /// Rank of the process; `None` to be assigned one.
     pub rank: Option<Rank>,
-    /// Its rank on its host; `None` to be counted.
+    /// Rank of the process on its host; `None` to be counted.
     pub local_rank: Option<LocalRank>,
-    /// The rank of its host; `None` to be counted.
+    /// Rank of the host; `None` to be counted.
     pub node_rank: Option<u32>,
-    /// What it tells about itself.
+    /// Facts that the process reports about itself.
     pub candidate: Candidate,
 }
 
 impl Participant {
-    /// `rank 3 (host a, pid 17)`, for messages.
+    /// Describes the process for messages: `rank 3 (host a, pid 17)`.
     pub(crate) fn describe(&self) -> String {
         let Candidate { host, pid, .. } = &self.candidate;
         match self.rank {
@@ -81,57 +81,57 @@ impl Participant {
     }
 }
 
-/// Why a rank gave up.
+/// The reason why a rank gave up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// Its error.
+    /// Error of the rank.
     pub cause: String,
-    /// The last collective it called.
+    /// The last collective of the rank.
     pub last_call: Option<String>,
     /// The rank whose failure caused this one; `None` for a root cause.
     pub caused_by: Option<Rank>,
 }
 
-/// What every rank receives when all have joined.
+/// The data that every rank receives when all have joined.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Joined {
-    /// The members.
+    /// The members of the job.
     pub roster: Roster,
-    /// The backend they all use.
+    /// The backend of all members.
     pub selection: BackendSelection,
 }
 
 /// A reply.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Reply {
-    /// To a join: the rank of the caller. The roster is the same for all: see [`Core::joined`](super::Core::joined).
+    /// The reply to a join: the rank of the caller. The roster is the same for all: see [`Core::joined`](super::Core::joined).
     Rank(Rank),
-    /// To a get.
+    /// The reply to a get.
     Value(Bytes),
-    /// To an add.
+    /// The reply to an add.
     Sum(i64),
-    /// To everything else.
+    /// The reply to every other request.
     Done,
 }
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// It cannot be granted.
+    /// The request cannot be granted.
     Refused(String),
-    /// It comes from a process of another epoch.
+    /// The request comes from a process of another epoch.
     Epoch(String),
     /// The request was wrong.
     Invalid(String),
     /// The ranks' settings do not fit together: a retry would fail the same way.
     Configuration(String),
-    /// Not every rank came in time.
+    /// Not every rank arrived in time.
     Timeout {
-        /// What was waited for.
+        /// The event that was waited for.
         what: String,
-        /// How long.
+        /// Duration of the wait.
         waited: Duration,
-        /// The ranks that did not come.
+        /// The ranks that did not arrive.
         missing: Vec<Rank>,
     },
 }

@@ -1,5 +1,5 @@
-//! Every run of a small job's rendezvous: requests and replies on their way for any time, connections that close, ranks that die
-//! or never come, deadlines that pass, and a restart with requests of the old epoch still on their way.
+//! Every run of a small job's rendezvous: requests and replies in transit for any time, connections that close, ranks that die
+//! or never join, deadlines that pass, and a restart with requests of the old epoch still in transit.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -17,7 +17,7 @@ const PAUSE: Time = Duration::from_secs(3);
 const KEY: &str = "key";
 const BARRIER: &str = "barrier";
 
-/// What a rank asks for next.
+/// The next request of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Want {
     Join,
@@ -26,33 +26,33 @@ enum Want {
     Barrier,
 }
 
-/// What each rank does, in this order.
+/// The requests of each rank, in this order.
 const PROGRAMS: [&[Want]; 3] = [
     &[Want::Join, Want::Set, Want::Barrier],
     &[Want::Join, Want::Get, Want::Barrier],
     &[Want::Join, Want::Barrier],
 ];
 
-/// Where a rank's request is.
+/// The state of a rank's request.
 #[derive(Clone, PartialEq, Debug)]
 enum Request {
     None,
-    /// On its way to the rendezvous.
+    /// In transit to the rendezvous.
     Sent(RequestId),
-    /// The core has it, with its deadline.
+    /// Pending in the core, with its deadline.
     Pending(RequestId, Time),
-    /// The reply is on its way back.
+    /// Answered, with the reply in transit.
     Answered(RequestId, Result<Reply, Refusal>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Life {
     Lives,
-    /// It has done everything.
+    /// The process has made all its requests.
     Done,
-    /// It has been refused, or has lost its connection, and gives up.
+    /// The process has been refused, or has lost its connection, and gives up.
     GaveUp,
-    /// Its process has died.
+    /// The process has died.
     Dead,
 }
 
@@ -61,7 +61,7 @@ enum Life {
 struct Process {
     rank: Rank,
     epoch: Epoch,
-    /// Wants fulfilled so far.
+    /// Number of requests that have been granted so far.
     done: usize,
     request: Request,
     life: Life,
@@ -77,39 +77,39 @@ impl Process {
     }
 }
 
-/// How often rare things happen in a run.
+/// Maximum numbers of rare events in a run.
 #[derive(Clone, Hash, Debug)]
 struct Budget {
     deaths: u32,
-    /// Connections that close while their processes live on.
+    /// Number of connections that close while their processes live on.
     closures: u32,
     restarts: u32,
     pauses: u32,
-    /// Ranks that leave with code 0 before they join.
+    /// Number of ranks that leave with code 0 before they join.
     desertions: u32,
 }
 
 #[derive(Debug)]
 enum Step {
     Send(usize),
-    /// The rendezvous gets the request.
+    /// The rendezvous receives the request.
     Deliver(usize),
-    /// The process gets the reply.
+    /// The process receives the reply.
     Reply(usize),
     /// The process's connection closes.
     Close(usize),
     Die(usize),
     Desert(usize),
-    /// The rendezvous hears of a closed connection.
+    /// The rendezvous is notified of a closed connection.
     HearOfClosure(usize),
     /// The launcher tells the rendezvous that the job has failed.
     TellFailure,
-    /// The launcher tells the rendezvous that this rank will not come.
+    /// The launcher tells the rendezvous that this rank will not join.
     TellDesertion(Rank),
     Restart,
     /// Some time passes.
     Pause,
-    /// Time passes up to the next deadline. What comes first then, the tick or something else, is open.
+    /// Time passes up to the next deadline. The order of the tick and of other events at that time is open.
     UntilDeadline,
     Tick,
 }
@@ -120,15 +120,15 @@ struct SmallRendezvous {
     now: Time,
     budget: Budget,
     requests: u64,
-    /// Of both epochs.
+    /// Processes of both epochs.
     processes: Vec<Process>,
     ranks: usize,
-    /// Requests whose connections have closed, which the core has not been told, and of which ranks they are.
+    /// Requests whose connections have closed without notice to the core, with their ranks.
     closed: Vec<(RequestId, Rank)>,
-    /// The launcher knows of a failure and has not told it.
+    /// True if the launcher has detected a failure and has not reported it.
     failure_to_tell: bool,
     deserters: Vec<Rank>,
-    /// Something has happened, or a deadline has passed, that may make requests of this epoch fail.
+    /// True if an event or a passed deadline may make requests of this epoch fail.
     has_reason: bool,
 }
 
@@ -149,7 +149,7 @@ impl SmallRendezvous {
         }
     }
 
-    /// Those that live, and are of the current epoch.
+    /// Returns the living processes of the current epoch.
     fn current(&self) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(|process| process.epoch == self.core.epoch)
     }
@@ -182,7 +182,7 @@ impl SmallRendezvous {
         self.tell_while(&waited, event)
     }
 
-    /// Tells the core of an event that comes while these wait, as an onlooker knows it.
+    /// Tells the core of an event that occurs while these requests wait, according to the model.
     fn tell_while(&mut self, waited: &[(Want, Rank)], event: Event) -> Result<(), String> {
         let is_late = self.core.next_deadline().is_some_and(|due| due <= self.now);
         self.has_reason |= is_late;
@@ -210,7 +210,7 @@ impl SmallRendezvous {
             .iter_mut()
             .find(|process| matches!(process.request, Request::Pending(pending, _) if pending == id))
         else {
-            // The reply of a request whose connection has closed goes nowhere.
+            // The reply to a request whose connection has closed is dropped.
             return ensure(self.closed.iter().any(|(closed, _)| *closed == id), || {
                 format!("{id:?} is answered, which nobody waits for")
             });
@@ -238,7 +238,7 @@ impl SmallRendezvous {
                     let rank = process.rank;
                     let there = |r: &Rank| *r == rank || waited.contains(&(want, *r));
                     let absent = Rank::all(self.ranks).filter(|rank| want != Want::Get && !there(rank));
-                    // The core may not have heard of these.
+                    // The core may not have been notified of these.
                     let is_known = |rank: &Rank| self.closed.iter().all(|(_, closed)| closed != rank);
                     let expected: Vec<Rank> = absent.filter(is_known).collect();
                     let blamed: Vec<Rank> = missing.iter().copied().filter(is_known).collect();
@@ -252,7 +252,7 @@ impl SmallRendezvous {
         Ok(())
     }
 
-    /// What the core remembers is what an onlooker knows.
+    /// Checks that the state of the core matches the model.
     fn books_balance(&self) -> Result<(), String> {
         let mut pending: Vec<(Time, RequestId)> = Vec::new();
         for process in &self.processes {
@@ -285,7 +285,7 @@ impl SmallRendezvous {
         Ok(())
     }
 
-    /// The connection of a process closes, with everything on it.
+    /// Closes the connection of a process, with all its requests.
     fn close(&mut self, index: usize) {
         match std::mem::replace(&mut self.processes[index].request, Request::None) {
             Request::Pending(id, _) => self.closed.push((id, self.processes[index].rank)),
@@ -387,7 +387,7 @@ impl World for SmallRendezvous {
             }
             Step::Deliver(index) => {
                 let Request::Sent(id) = self.processes[index].request else { return Ok(()) };
-                // The server takes the deadline from the time that the request allows: it begins when it arrives.
+                // The server computes the deadline from the timeout of the request when it arrives.
                 let deadline = self.now + TIMEOUT;
                 let (event, waited) = (self.event(index, id, deadline), self.waiting());
                 self.processes[index].request = Request::Pending(id, deadline);
@@ -419,7 +419,7 @@ impl World for SmallRendezvous {
                 self.budget.closures -= 1;
                 self.has_reason = true;
                 self.close(index);
-                // A request to join is made again. Whatever else was asked, nobody knows whether it was done.
+                // A request to join is repeated. For any other request, it is unknown whether it was carried out.
                 if self.processes[index].done > 0 {
                     self.processes[index].life = Life::GaveUp;
                 }
@@ -428,7 +428,7 @@ impl World for SmallRendezvous {
             Step::Die(index) => {
                 self.budget.deaths -= 1;
                 self.has_reason = true;
-                // What it has sent may still arrive; what it waited for does not come back.
+                // A request in transit may still arrive; a pending one gets no reply.
                 if !matches!(self.processes[index].request, Request::Sent(_)) {
                     self.close(index);
                 }
@@ -459,7 +459,7 @@ impl World for SmallRendezvous {
             }
             Step::Restart => {
                 self.budget.restarts -= 1;
-                // The launcher has killed all of them, but not what they have sent.
+                // The launcher has killed all processes, but requests in transit may still arrive.
                 for index in 0..self.processes.len() {
                     if !matches!(self.processes[index].request, Request::Sent(_)) {
                         self.close(index);

@@ -7,12 +7,12 @@ use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
 
 use super::event::Refusal;
 
-/// The most bytes that the store may hold, [`ENTRY_OVERHEAD`] for each entry included.
+/// Maximum number of bytes in the store, [`ENTRY_OVERHEAD`] for each entry included.
 pub(crate) const MAX_STORE: usize = 64 << 20;
-/// Bytes that an entry counts in addition to its key and value.
+/// Number of bytes that an entry counts in addition to its key and value.
 pub(crate) const ENTRY_OVERHEAD: usize = 64;
 
-/// Keys, their values, and the bytes they take.
+/// Keys, their values, and their size in bytes.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct KeyValues {
@@ -45,7 +45,7 @@ impl KeyValues {
         Ok(())
     }
 
-    /// The counter `key` plus `amount`. Stores nothing.
+    /// Returns the counter `key` plus `amount`. Stores nothing.
     pub(super) fn sum(&self, key: &str, amount: i64) -> Result<i64, Refusal> {
         let Some(value) = self.values.get(key) else { return Ok(amount) };
         let Ok(bytes) = <[u8; 8]>::try_from(value.as_ref()) else {

@@ -41,7 +41,7 @@ fn joining(rank: Option<u32>, host: &str, world_size: u32) -> Join {
     }
 }
 
-/// A core, and everything it has answered so far.
+/// A core, and all its answers so far.
 struct Job {
     core: Core,
     requests: u64,
@@ -230,7 +230,7 @@ fn the_store_takes_no_more_than_its_share_of_memory() {
     }
     let full = job.ask(seconds(0), set("one more".into(), &value));
     assert!(job.words(full).contains("full"));
-    // Replacing frees what was there.
+    // Replacing a value frees the space of the old one.
     let replaced = job.ask(seconds(0), set("key0000000".into(), &Bytes::new()));
     assert_eq!(job.answers[&replaced], Ok(Reply::Done));
     let now = job.ask(seconds(0), set("one more".into(), &value));
@@ -335,8 +335,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: nobody is answered twice, nobody waits beyond a deadline, and in the end
-    /// nobody is forgotten.
+    /// Whatever happens in whatever order: no request is answered twice, none waits beyond a deadline, and in the end none is
+    /// left.
     #[test]
     fn every_request_is_answered_exactly_once_unless_its_client_hangs_up(steps in prop::collection::vec(step(), 0..80)) {
         let mut job = Job::new(4);

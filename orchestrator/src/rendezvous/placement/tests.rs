@@ -8,7 +8,7 @@ fn environment(variables: &str) -> Environment {
         .collect()
 }
 
-/// What is added to these variables, in the order of their names; or the error.
+/// Returns the variables that are added to these, in the order of their names; or the error.
 fn added(choice: LauncherChoice, variables: &str) -> Result<String, String> {
     let mut config = Config::default();
     config.rendezvous.launcher = choice;
@@ -38,7 +38,7 @@ fn each_launcher_is_translated_to_torchruns_names() {
             SLURM.to_owned(),
             format!("GROUP_RANK=1 LOCAL_RANK=0 MASTER_ADDR=n01 MASTER_PORT={slurm} RANK=2 WORLD_SIZE=4"),
         ),
-        // On one host, ranks meet where no secret need be copied.
+        // On one host, ranks meet at an address that needs no copy of the secret.
         (
             SLURM.replace("NODES=2", "NODES=1"),
             format!(
@@ -81,16 +81,16 @@ fn what_the_user_says_of_the_place_to_meet_holds() {
 fn ordinary_processes_are_left_as_they_are() {
     for variables in [
         String::new(),
-        // A batch script of Slurm's, and a shell within an allocation.
+        // A batch script of Slurm, and a shell within an allocation.
         "SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0".into(),
         "SLURM_JOB_ID=7 SLURM_NTASKS=4".into(),
-        // Tasks alone.
+        // Single tasks.
         SLURM.replace("TASKS=4", "TASKS=1").replace("PROCID=2", "PROCID=0"),
         "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0".into(),
         "LWS_LEADER_ADDRESS=lws-0.lws LWS_GROUP_SIZE=1 LWS_WORKER_INDEX=0".into(),
-        // One of a list of work.
+        // One item of a list of work.
         "JOB_COMPLETION_INDEX=3".into(),
-        // Ours.
+        // Our own launcher.
         format!("{SLURM} RYZ_RENDEZVOUS=n01:29500 RANK=5 WORLD_SIZE=8"),
     ] {
         assert_eq!(added(LauncherChoice::Auto, &variables), Ok(String::new()), "{variables}");
@@ -174,7 +174,7 @@ fn every_launcher_but_torchrun_has_a_reader() {
     let all = [LauncherChoice::Auto, LauncherChoice::Torchrun].into_iter().chain(readers);
     assert_eq!(all.collect::<Vec<_>>().len(), LauncherChoice::ALL.len());
     for choice in LauncherChoice::ALL {
-        // None panics.
+        // No call panics.
         let _ = detect(*choice, &Environment::new());
     }
 }

@@ -1,5 +1,5 @@
 //! Every run of small jobs: ranks that fail, blame each other, are stopped or cannot be killed, signals to the launcher, a
-//! restart, and a clock that is late, in every order.
+//! restart, and a late clock, in every order.
 
 use std::hash::Hasher;
 
@@ -13,20 +13,20 @@ const EXIT_WINDOW: Duration = Duration::from_millis(500);
 const MOMENT: Duration = Duration::from_millis(1);
 const STOP: i32 = 19;
 
-/// What a rank's process does.
+/// The state of a rank's process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Process {
     Runs,
-    /// It has been stopped. The core has been told.
+    /// The process has been stopped. The core has been notified.
     Stopped,
-    /// It has been killed, and the kernel may take its time.
+    /// The process has been killed, and the kernel may take its time.
     Killed,
     Ended(Exit),
-    /// Not even the kernel could end it in time.
+    /// The kernel could not end the process in time.
     LeftBehind,
 }
 
-/// How often rare things happen in a run.
+/// Maximum numbers of rare events in a run.
 #[derive(Clone, Debug)]
 struct Budget {
     stops: u32,
@@ -34,11 +34,11 @@ struct Budget {
     lifelines: u32,
     cuts: u32,
     moments: u32,
-    /// Rounds of killing that are looked at one by one; those after them pass at once.
+    /// Number of rounds of killing that are examined one by one; those after them pass at once.
     rounds: u32,
 }
 
-/// One thing that happens.
+/// One event.
 #[derive(Debug)]
 enum Step {
     Exit(usize, Exit, Option<usize>),
@@ -49,9 +49,9 @@ enum Step {
     CutOff,
     /// A little time passes.
     Moment,
-    /// Time passes up to the next deadline. What comes first then, the tick or something else, is open.
+    /// Time passes up to the next deadline. The order of the tick and of other events at that time is open.
     UntilDeadline,
-    /// Killing goes on until it is given up.
+    /// Killing continues until it is given up.
     UntilGivenUp,
     Tick,
 }
@@ -63,14 +63,14 @@ struct SmallJob {
     now: Duration,
     budget: Budget,
     processes: Vec<Process>,
-    /// How each rank of this epoch ended before the supervisor sent a signal, whom it blamed, when, and as which.
+    /// The ranks of this epoch that ended before the supervisor sent a signal: exit, blamed rank, time and order of the end.
     by_themselves: BTreeMap<Rank, (Exit, Option<Rank>, Duration, usize)>,
-    /// Whom the ranks blame that have ended, by themselves or not.
+    /// The ranks that the ended ranks blame, whether they ended by themselves or not.
     blames: BTreeMap<Rank, Rank>,
     is_announced: bool,
     is_signalled: bool,
     killed_at: Option<Duration>,
-    /// Since when the job has to come to an end.
+    /// Time from which on the job must end.
     ends_since: Option<Duration>,
     interrupted: Vec<i32>,
     is_cut_off: bool,
@@ -181,7 +181,7 @@ impl SmallJob {
         Ok(())
     }
 
-    /// Whether every process has ended, or been killed as long ago as the kernel gets.
+    /// Checks that every process has ended, or that the kernel's time to end it has passed since it was killed.
     fn all_have_ended(&mut self) -> Result<(), String> {
         for process in &mut self.processes {
             match process {
@@ -212,7 +212,7 @@ impl SmallJob {
         ensure(all_well == (code == 0) || self.is_cut_off, || format!("{outcome:?} of {:?}", self.processes))
     }
 
-    /// Whether the first failure is the one that an onlooker would name, who saw what each process did by itself.
+    /// Checks that the first failure is the one that an observer of all processes would name.
     fn is_consistent(&self, named: Option<FirstFailure>) -> Result<(), String> {
         let failures = || self.by_themselves.iter().filter(|(_, own)| !own.0.is_success());
         let Some(named) = named else {
@@ -239,7 +239,7 @@ impl SmallJob {
         ensure(rank == named.rank, || format!("no chain of blame leads there: {}", context()))
     }
 
-    /// Whether a job that has to end does so in bounded time.
+    /// Checks that a job that must end does so in bounded time.
     fn in_time(&self) -> Result<(), String> {
         let longest = EXIT_WINDOW + 2 * GRACE + KILL_TIMEOUT + 2 * KILL_INTERVAL + 8 * MOMENT;
         let late = self.ends_since.filter(|since| !self.is_over && self.now > *since + longest);
@@ -257,7 +257,7 @@ impl World for SmallJob {
     type Step = Step;
 
     fn identify(&self, identity: &mut impl Hasher) {
-        // Nothing follows an end, so all ends are one.
+        // Nothing follows an end, so all ends are equivalent.
         if !self.is_over {
             identify_by_debug(self, identity);
         }
@@ -297,7 +297,7 @@ impl World for SmallJob {
         if self.budget.lifelines > 0 {
             steps.push(Step::LifelineCloses);
         }
-        // While no rank runs, there is nothing to lose touch with.
+        // While no rank runs, there is no contact to lose.
         if self.budget.cuts > 0 && self.is_live() {
             steps.push(Step::CutOff);
         }
@@ -374,7 +374,7 @@ impl World for SmallJob {
             }
             Step::UntilGivenUp => {
                 let Phase::Killing { give_up, .. } = self.core.phase else { return Ok(()) };
-                // The next round may begin a little later than that.
+                // The next round may begin slightly later than that.
                 self.now = self.core.next_deadline().map_or(give_up, |due| due.max(give_up));
                 self.in_time()
             }

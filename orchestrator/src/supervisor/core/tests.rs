@@ -13,7 +13,7 @@ fn ends(rank: u32, exit: Exit) -> Event {
     Event::Exited { rank: Rank(rank), exit, caused_by: None }
 }
 
-/// Exits with code 1 and blames another rank.
+/// Returns an exit with code 1 that blames another rank.
 fn blames(rank: u32, blamed: u32) -> Event {
     Event::Exited { rank: Rank(rank), exit: Exit::Code(1), caused_by: Some(Rank(blamed)) }
 }
@@ -25,7 +25,7 @@ fn outcome(actions: &[Action]) -> &Outcome {
     }
 }
 
-/// The first failure, and how it exited by itself.
+/// Returns the first failure, and its exit if it exited by itself.
 fn culprit(actions: &[Action]) -> Option<(Rank, Option<Exit>)> {
     outcome(actions).first_failure.map(|failure| (failure.rank, failure.exit))
 }
@@ -63,13 +63,13 @@ fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
         (&[(1, blames(0, 2)), (2, ends(2, Exit::Signal(11))), (3, blames(1, 2))], 2),
         // Seen at one time: the one killed.
         (&[(1, ends(0, Exit::Code(1))), (1, ends(1, Exit::Signal(9))), (1, ends(2, Exit::Code(1)))], 1),
-        // Killed later, as libraries abort when a peer goes: not the cause.
+        // Killed later, as libraries abort when a peer disappears: not the cause.
         (&[(1, ends(0, Exit::Code(7))), (2, ends(1, Exit::Signal(6))), (2, ends(2, Exit::Code(1)))], 0),
         // All blame each other, or a rank of another node: the one seen first.
         (&[(1, blames(1, 0)), (2, blames(0, 2)), (3, blames(2, 1))], 1),
         (&[(1, blames(1, 1)), (2, blames(0, 1)), (3, blames(2, 1))], 1),
         (&[(1, blames(1, 9)), (2, blames(0, 9)), (3, blames(2, 1))], 1),
-        // The one that is blamed ended well.
+        // The blamed rank ended well.
         (&[(1, ends(0, Exit::Code(0))), (2, blames(1, 0)), (3, blames(2, 0))], 1),
     ];
     for (events, culprit) in cases {
@@ -164,7 +164,7 @@ fn a_stop_and_the_end_of_it_are_told_once_each() {
     assert_eq!(outcome(&core.handle(ms(6), ends(1, Exit::Code(0)))).exit_code, 0);
 }
 
-/// The number of the restart, and the wait before it.
+/// Returns the number of the restart, and the wait before it.
 fn restart(actions: &[Action]) -> (u32, Duration) {
     match actions.last() {
         Some(Action::Restart { number, wait, .. }) => (*number, *wait),
@@ -193,7 +193,7 @@ fn an_epoch_that_ran_for_long_makes_the_restarts_before_it_count_no_more() {
     let mut core = job(1, 1);
     assert_eq!(restart(&core.handle(ms(0), ends(0, Exit::Code(1)))).0, 1);
     core.handle(ms(1000), Event::Tick);
-    // Five minutes from its start, which was after the wait.
+    // Five minutes from the start of the epoch, which was after the wait.
     assert_eq!(restart(&core.handle(ms(301_000), ends(0, Exit::Code(1)))), (1, ms(1000)));
     core.handle(ms(302_000), Event::Tick);
     let actions = core.handle(ms(601_999), ends(0, Exit::Code(1)));

@@ -10,7 +10,7 @@ fn at(group: &str, begun: u64) -> Group {
     Group { name: group.into(), size: 4, begun: Some(begun), ended: Some(begun), ..Group::default() }
 }
 
-/// In collective `call` of a group for so many seconds.
+/// Returns the state of a rank in collective `call` of a group for this number of seconds.
 fn inside(group: &str, call: u64, seconds: f64) -> Group {
     let current = CurrentCall {
         number: call,
@@ -21,7 +21,7 @@ fn inside(group: &str, call: u64, seconds: f64) -> Group {
     Group { ended: Some(call - 1), current: Some(current), ..at(group, call) }
 }
 
-/// A job with virtual time: every rank has a process, and beats when a test says so.
+/// A job with virtual time: every rank has a process, and sends heartbeats when a test says so.
 struct Job {
     watch: Watch,
     ranks: BTreeMap<Rank, Seen>,
@@ -47,7 +47,7 @@ impl Job {
         self.rank(rank).beat = Some(Beat { heard: s(now), report });
     }
 
-    /// Looks every half second until then, as the supervisor does.
+    /// Examines the ranks every half second until this time, as the supervisor does.
     fn look(&mut self, now: f64) -> Vec<Notice> {
         let mut notices = Vec::new();
         while self.looked + 0.5 < now {
@@ -58,7 +58,7 @@ impl Job {
         notices
     }
 
-    /// Looks once, after a pause.
+    /// Examines the ranks once, after a pause.
     fn look_after_sleep(&mut self, now: f64) -> Vec<Notice> {
         self.looked = now;
         self.watch.look(s(now), &self.ranks)

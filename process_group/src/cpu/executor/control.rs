@@ -1,4 +1,4 @@
-//! Headers: what comes next on a link, whether it fits the call, and the frames that are no data.
+//! Headers: the next frame on a link, its check against the call, and the frames without data.
 
 use super::Run;
 use crate::cpu::link::{Link, Moved, NoHeader};
@@ -9,11 +9,11 @@ use crate::paths::Path;
 use crate::types::operation::Operation;
 
 impl Run<'_> {
-    /// The next message's header, if it is there. Acts on control frames before it.
+    /// Returns the header of the next message, if it has arrived. Acts on control frames before it.
     pub(super) fn next_header(&mut self, peer: Peer) -> Result<Option<Header>> {
         loop {
             let link = &mut self.links[peer];
-            // Until a message that came early is there whole, what comes next is the rest of it and no header.
+            // Until an early message has arrived completely, the next bytes are the rest of it and not a header.
             if link.partial.is_some() && !link.continue_unexpected() {
                 return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(None) };
             }
@@ -51,7 +51,7 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the link's next bytes are payload, so that no header can be looked for.
+    /// Returns true if the next bytes of the link are payload, so that there is no header to look for.
     pub(super) fn in_payload(&self, peer: Peer) -> bool {
         self.progress.peers[peer].open
     }
@@ -81,7 +81,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Before a send fails for good: reads what the peer said last, which may be why it gave up.
+    /// Called before a send fails for good: reads the last frames of the peer, which may contain the reason for which it gave up.
     pub(super) fn read_abort_reason(&mut self, peer: Peer) -> Result<()> {
         let mut skip = 0;
         if self.in_payload(peer) {
@@ -94,7 +94,7 @@ impl Run<'_> {
         }
     }
 
-    /// Looks at links from which nothing is expected just now: aborts, questions, deaths and mismatches come there.
+    /// Checks links from which no message is expected at present: aborts, questions, deaths and mismatches arrive there.
     pub(super) fn listen(&mut self) -> Result<()> {
         for peer in self.links.ids() {
             let link = &mut self.links[peer];
@@ -133,7 +133,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sends what is left to say to peers. `false` while something is.
+    /// Sends queued control frames to peers. Returns `false` while some are left.
     pub(super) fn has_flushed(&mut self) -> bool {
         self.links.iter_mut().all(Link::flush)
     }
@@ -146,7 +146,7 @@ impl Run<'_> {
         self.fingerprint.operation == Operation::Recv { from: self.links.rank(peer) }
     }
 
-    /// The path that the sender of this header takes.
+    /// Returns the path that the sender of this header takes.
     fn path_of(&self, header: &Header) -> Path {
         match self.context.doorbell {
             Some(doorbell) if doorbell.pipe().is_none() => Path::SharedMemory(header.algorithm),
@@ -154,7 +154,7 @@ impl Run<'_> {
         }
     }
 
-    /// Compares a header with what this rank is doing.
+    /// Compares a header with the current call of this rank.
     pub(super) fn check(&self, peer: Peer, header: &Header) -> Result<()> {
         if header.sequence < self.sequence && !self.fingerprint.operation.is_point_to_point() {
             self.compare(peer, header)?;

@@ -1,4 +1,4 @@
-//! Why a call cannot go on, and which rank is to blame.
+//! The reasons for which a call cannot go on, and the ranks that caused them.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::link::mesh::Peer;
 use crate::types::operation::Operation;
 use crate::types::rank::Rank;
 
-/// How long a rank whose deadline has passed waits for the others to answer where they are.
+/// Time for which a rank whose deadline has passed waits for the other ranks to report their position.
 const ANSWERS: Duration = Duration::from_millis(300);
 
 impl Run<'_> {
@@ -36,12 +36,12 @@ impl Run<'_> {
         ))
     }
 
-    /// Global rank of a peer.
+    /// Returns the global rank of a peer.
     pub(super) fn name(&self, peer: Peer) -> Rank {
         self.links[peer].rank()
     }
 
-    /// The deadline has passed: asks everybody where they are. Returns those who do not say.
+    /// Called after the deadline: asks all peers for their position. Returns those that do not answer.
     pub(super) fn missing(&mut self) -> Vec<Rank> {
         if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.fingerprint.operation {
             let peer = Peer::new(peer.index(), self.context.rank.index());
@@ -57,7 +57,7 @@ impl Run<'_> {
                 } else if self.links[peer].closed.is_none()
                     && let Err(Error::PeerAborted { .. }) = self.next_header(peer)
                 {
-                    // Who gives up has been there; only silence would tell otherwise.
+                    // A rank that gives up has been in the call; only silence would indicate otherwise.
                     self.links[peer].answered = true;
                 }
             }
@@ -65,7 +65,7 @@ impl Run<'_> {
         self.absent().collect()
     }
 
-    /// Peers of which nothing shows that they have come to this call.
+    /// Returns the peers of which nothing shows that they have entered this call.
     pub(super) fn absent(&self) -> impl Iterator<Item = Rank> {
         self.links.pairs().filter_map(|(peer, link)| {
             let here = link.answered || link.seen >= Some(self.sequence) || self.progress.peers[peer].open;

@@ -1,4 +1,4 @@
-//! A long wait: which peers it waits for, and whether their processes respond.
+//! A long wait: the peers that a rank waits for, and whether their processes respond.
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use crate::types::blame;
 use crate::types::operation::Operation;
 use crate::types::rank::Rank;
 
-/// How long a rank waits in a call before it looks whether its peers respond.
+/// Time that a rank waits in a call before it checks whether its peers respond.
 pub(super) const LOOK_AFTER: Duration = Duration::from_secs(1);
-/// How often it asks for what has been found from then on.
+/// Interval at which it then asks for the results.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The most peers that a rank looks at.
+/// The maximum number of peers that a rank checks.
 const MOST: usize = 32;
 
-/// The peers that a call looks at.
+/// The peers that a call checks.
 #[derive(Default)]
 pub(super) struct LivenessCheck(Vec<Watched>);
 
 struct Watched {
     peer: Peer,
     pulse: Pulse,
-    /// It has been said that this one does not respond.
+    /// It has been reported that this peer does not respond.
     told: bool,
 }
 
 impl LivenessCheck {
-    /// The peers whose processes do not respond.
+    /// Returns the peers whose processes do not respond.
     fn silent(&self) -> impl Iterator<Item = Peer> {
         self.0.iter().filter(|watched| watched.pulse.is_silent()).map(|watched| watched.peer)
     }
 }
 
 impl Run<'_> {
-    /// Looks at the peers, and says when one stops responding, or responds again.
+    /// Checks the peers, and reports when one stops responding, or responds again.
     pub(super) fn look_after_peers(&self, liveness_check: &mut LivenessCheck, liveness: &Liveness) {
         if liveness_check.0.is_empty() {
             liveness_check.0 = self.watched(liveness);
@@ -61,7 +61,7 @@ impl Run<'_> {
         }
     }
 
-    /// Those that this rank waits for first.
+    /// Returns the peers, those that this rank waits for first.
     fn watched(&self, liveness: &Liveness) -> Vec<Watched> {
         let mut peers: Vec<Peer> = match self.fingerprint.operation {
             Operation::Send { to: peer } | Operation::Recv { from: peer } => {
@@ -81,7 +81,7 @@ impl Run<'_> {
         self.expects(peer) || self.progress.peers[peer].full
     }
 
-    /// The error at the deadline: names a peer whose process does not respond, if that explains who is missing.
+    /// Returns the error at the deadline: names a peer whose process does not respond, if that explains which rank is missing.
     pub(super) fn timeout(
         &self,
         liveness_check: &LivenessCheck,

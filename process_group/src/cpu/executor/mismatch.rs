@@ -1,8 +1,8 @@
-//! Who called what: finding ranks whose calls differ although neither got a message of the other's that shows it.
+//! Finds ranks whose calls differ although neither has received a message of the other that shows it.
 //!
-//! A rank that only sends in a call has left it before anybody can object, and two roots may wait for each other. So every
-//! rank remembers its calls. A header of an older call is compared with this rank's own call of that number. Where
-//! nothing came, a rank asks: who is asked compares the question with its own call of that number, and answers with it.
+//! A rank that only sends in a call has left it before any other rank can object, and two roots may wait for each other. So every
+//! rank remembers its calls. A header of an older call is compared with this rank's own call of that number. If nothing has
+//! arrived, a rank asks: the peer compares the question with its own call of that number, and answers with that call.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ use crate::link::mesh::Peer;
 use crate::link::wire::frame::{Header, Kind};
 use crate::types::operation::CallFingerprint;
 
-/// How long a rank waits in a call before it asks the others what they called.
+/// Time that a rank waits in a call before it asks the other ranks for their calls.
 pub(super) const ASK_AFTER: Duration = Duration::from_millis(200);
-/// How long it waits for the answer of a rank that is ahead of it, which may be busy elsewhere.
+/// Timeout for the answer of a rank that is ahead, which may be busy elsewhere.
 const ANSWER: Duration = Duration::from_millis(800);
-/// This rank's newest collectives.
+/// The newest collectives of this rank.
 pub(in crate::cpu) type History = crate::types::history::History<CallFingerprint>;
 
 impl Run<'_> {
-    /// Compares a header with this rank's own call of the same number, if that is remembered.
+    /// Compares a header with this rank's own call of the same number, if the rank remembers that call.
     pub(super) fn compare(&self, peer: Peer, header: &Header) -> Result<()> {
         if header.fingerprint.operation.is_point_to_point() {
             return Ok(());
@@ -37,7 +37,7 @@ impl Run<'_> {
         }
     }
 
-    /// What to answer to a question: this rank's call of that number; the present one if there is none.
+    /// Returns the answer to a question: this rank's call of that number, or the current call if there is none.
     pub(super) fn answer(&self, question: &Header) -> Header {
         let present = Header { kind: Kind::Answer, ..self.header(0) };
         match self.context.history.get(question.sequence) {
@@ -46,7 +46,7 @@ impl Run<'_> {
         }
     }
 
-    /// Asks everybody what they called.
+    /// Asks all peers for their calls.
     pub(super) fn ask(&mut self) {
         let question = Header { kind: Kind::Query, ..self.header(0) };
         for link in self.links.iter_mut().filter(|link| link.closed.is_none()) {
@@ -56,8 +56,9 @@ impl Run<'_> {
         }
     }
 
-    /// A peer sends for a later call and never sent what this one needs: it called something else. Asks what; the answer
-    /// is behind all that the peer has sent. What it calls now has to do if it does not answer in time.
+    /// Handles a peer that sends for a later call and never sent the message that this call needs: it called something else. Asks
+    /// for that call; the answer follows everything that the peer has sent. If the peer does not answer in time, its current call
+    /// takes the place of the answer.
     pub(super) fn overtaken(&mut self, peer: Peer, header: &Header) -> Error {
         let now = self.check(peer, header).err().unwrap_or_else(|| self.corrupt(peer, "a message too early"));
         self.ask();
@@ -76,11 +77,11 @@ impl Run<'_> {
         }
     }
 
-    /// In a call that has failed: reads past messages, which nobody needs any more, to what the peer said after them, as
-    /// far as it is there. `skip` is what is left of the present message's payload.
+    /// In a call that has failed: reads past messages, which no call needs any more, to the frames of the peer after them, as far
+    /// as those have arrived. `skip` is the remaining length of the current message's payload.
     ///
     /// # Errors
-    /// What the peer said, or a message of a call that differs; [`Error::PeerLost`] at the end of the link.
+    /// The error that the peer reported, or a mismatch with a message of another call; [`Error::PeerLost`] at the end of the link.
     pub(super) fn read_past(&mut self, peer: Peer, skip: &mut usize) -> Result<()> {
         loop {
             let link = &mut self.links[peer];

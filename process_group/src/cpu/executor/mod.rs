@@ -1,4 +1,4 @@
-//! Runs one rank's program over its links: moves whatever can move, and waits when nothing can.
+//! Executes one rank's program over its links: moves all bytes that can move, and waits when none can.
 
 mod control;
 mod failure;
@@ -48,52 +48,52 @@ impl Spaces<'_> {
     }
 }
 
-/// What is the same for every call of a group.
+/// Properties that all calls of a group share.
 pub(super) struct Context<'a> {
     pub(super) group: &'a str,
     /// Position in the group.
     pub(super) rank: Rank,
-    /// For errors.
+    /// Global rank, for errors.
     pub(super) global_rank: Rank,
     pub(super) segment: usize,
     pub(super) spin: SpinPolicy,
-    /// What wakes this rank, where links go through memory.
+    /// The doorbell that wakes this rank, where links go through memory.
     pub(super) doorbell: Option<&'a Doorbell>,
-    /// This call and those before it.
+    /// This call and the previous ones.
     pub(super) history: &'a History,
-    /// Looks whether the peers' processes respond, where they are processes.
+    /// Checks whether the peers' processes respond, where they are processes.
     pub(super) liveness: Option<&'a Liveness>,
     /// Ends the call from another thread.
     pub(super) interrupt: Option<&'a Interrupt>,
 }
 
-/// A peer that has been silent for so long was not in the call yet.
+/// A peer that was silent for longer than this had not entered the call yet.
 const ABSENT_AFTER: Duration = Duration::from_millis(2);
 
 /// Progress of a call. Kept between calls to save its allocations.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// By node: bytes done.
+    /// Number of bytes done, for each node.
     done: Vec<usize>,
     peers: Peers<PeerProgress>,
     copied: usize,
-    /// Nodes not finished.
+    /// Number of unfinished nodes.
     left: usize,
     waited: Duration,
-    /// When sockets that carry no bytes were looked at last.
+    /// Time of the last check of sockets that carry no bytes.
     looked: Instant,
 }
 
 /// Progress of the messages to and from one peer.
 #[derive(Clone, Copy, Default, Debug)]
 struct PeerProgress {
-    /// Messages that have left.
+    /// Number of messages sent.
     sent: usize,
-    /// Messages received.
+    /// Number of messages received.
     received: usize,
-    /// The header of the message after those has been read.
+    /// True if the header of the following message has been read.
     open: bool,
-    /// The link takes no more just now.
+    /// True if the link accepts no more bytes at present.
     full: bool,
 }
 
@@ -103,7 +103,7 @@ impl Progress {
         Self { done: Vec::new(), peers, copied: 0, left: 0, waited: Duration::ZERO, looked: Instant::now() }
     }
 
-    /// How long the call waited for other ranks.
+    /// Returns the time for which the call waited for other ranks.
     pub(super) fn waited(&self) -> Duration {
         self.waited
     }
@@ -131,7 +131,7 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Does the whole program.
+    /// Executes the whole program.
     pub(super) fn run(mut self) -> Result<()> {
         let started = Instant::now();
         self.progress.reset(self.compiled.lengths.len());
@@ -145,8 +145,8 @@ impl Run<'_> {
         let (mut look_at, mut liveness_check) =
             (started + liveness_check::LOOK_AFTER, LivenessCheck::default());
         if self.context.spin.yields && self.compiled.yields_first {
-            // Some of those that this rank waits for share its processor, and come to the call once it yields: looking before that is
-            // in vain.
+            // Some of the ranks that this rank waits for may share its processor, and enter the call only when it yields: looking
+            // before that is useless.
             self.give()?;
             std::thread::yield_now();
         }
@@ -162,14 +162,14 @@ impl Run<'_> {
                 looks = 0;
                 continue;
             }
-            // The clock is read once news have failed to come, not before every look at a socket.
+            // The clock is read only after a look without news, not before every look at a socket.
             if looks == 0 {
                 idle_since = Instant::now();
             }
             looks += 1;
             let until = ask_at.unwrap_or(look_at).min(look_at).min(self.deadline);
             if self.context.spin.look_again(idle_since, until) {
-                // A peer that we expect nothing from may have something to say.
+                // A peer from which no message is expected may send a control frame.
                 if looks.is_multiple_of(64) {
                     self.look_at_channels(Instant::now());
                     self.listen()?;
@@ -197,7 +197,7 @@ impl Run<'_> {
         }
     }
 
-    /// [`wait`](Self::wait), in pieces between which another thread can end the call.
+    /// Waits as [`wait`](Self::wait) does, in several parts, between which another thread can end the call.
     fn sleep(&mut self, until: Instant) -> Result<bool> {
         let Some(interrupt) = self.context.interrupt else { return self.wait(until) };
         loop {
@@ -212,7 +212,7 @@ impl Run<'_> {
         }
     }
 
-    /// Counts a long silence as waiting: a peer already in the call would have sent sooner.
+    /// Counts a long silence as waiting: a peer that was already in the call would have sent sooner.
     #[cold]
     fn note_silence(&mut self, since: Instant) {
         let silence = since.elapsed();
@@ -221,7 +221,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moves what can be moved at once. `true` if anything has.
+    /// Moves the bytes that can move at once. Returns `true` if any did.
     fn step(&mut self) -> Result<bool> {
         let mut moved = self.give()?;
         for peer in self.links.ids() {
@@ -230,7 +230,7 @@ impl Run<'_> {
         Ok(moved)
     }
 
-    /// Copies and sends what can be copied and sent at once.
+    /// Copies and sends the bytes that can be copied and sent at once.
     fn give(&mut self) -> Result<bool> {
         let mut moved = self.copy();
         for peer in self.links.ids() {
@@ -243,12 +243,12 @@ impl Run<'_> {
         self.fingerprint.dtype.size()
     }
 
-    /// Length of a node in bytes.
+    /// Returns the length of a node in bytes.
     fn length(&self, node: usize) -> usize {
         self.compiled.lengths[node] * self.size()
     }
 
-    /// How far hazards let a node go, in bytes.
+    /// Returns how many bytes of a node the hazards allow.
     fn allowed(&self, node: usize) -> usize {
         let size = self.size();
         let limits = self.compiled.hazards[node].iter().map(|h| h.limit(self.progress.done[h.on] / size));
@@ -293,7 +293,7 @@ impl Run<'_> {
             let length = self.length(node);
             let (done, allowed) = (self.progress.done[node], self.allowed(node));
             let left = length - done;
-            // Whole segments, not dribbles; but what can go together with the header goes.
+            // Sends whole segments, not small pieces; but bytes that fit together with the header are sent with it.
             if allowed - done < left.min(self.context.segment) {
                 break;
             }
@@ -314,7 +314,7 @@ impl Run<'_> {
                     return Ok(moved || bytes > 0);
                 }
                 Sent::Closed => {
-                    // The reason may still wait in the other direction.
+                    // The reason may still be unread in the other direction.
                     self.read_abort_reason(peer)?;
                     return Err(self.lost(peer));
                 }

@@ -1,4 +1,4 @@
-//! Messages of this call: which is next from a peer, and where its bytes go.
+//! Messages of this call: the next message of a peer, and the destination of its bytes.
 
 use super::Run;
 use crate::cpu::compiled::{Receive, Target};
@@ -9,8 +9,8 @@ use crate::link::wire::frame::Header;
 use crate::schedule::program::Region;
 use crate::types::operation::Operation;
 
-/// From this many bytes on, a payload comes from a socket together with its header and goes straight to where it belongs. A shorter one
-/// comes with what is read ahead and is copied.
+/// Minimum length of a payload that a socket delivers together with its header directly to its destination. A shorter one comes
+/// with the bytes that are read ahead, and is copied.
 const SCATTERED_FROM: usize = 4 << 10;
 
 impl Run<'_> {
@@ -29,7 +29,7 @@ impl Run<'_> {
                     None => self.open(peer, next.node)?,
                 };
                 if !is_open {
-                    // While a header was looked for, the rest of a message that came early may have been read.
+                    // During the search for a header, the rest of an early message may have been read.
                     if self.take_unexpected(peer, next)? {
                         moved = true;
                         continue;
@@ -50,8 +50,8 @@ impl Run<'_> {
         Ok(moved)
     }
 
-    /// Reads the header of the expected message and the part of its payload that has come by one system call. Returns `None` if another
-    /// message comes first, if the payload is short, or if hazards do not let enough of it be written yet.
+    /// Reads the header of the expected message and the available part of its payload with one system call. Returns `None` if
+    /// another message comes first, if the payload is short, or if hazards do not allow enough of it to be written yet.
     fn open_expected(&mut self, peer: Peer, next: &Receive) -> Option<Moved> {
         let Receive { node, into: Target::Region(region) } = *next else { return None };
         let (allowed, length) = (self.allowed(node), self.length(node));
@@ -73,7 +73,7 @@ impl Run<'_> {
         Some(moved)
     }
 
-    /// Gets the header of the next expected message, and checks that it is the one expected.
+    /// Reads the header of the next expected message, and checks that it is the expected one.
     fn open(&mut self, peer: Peer, node: usize) -> Result<bool> {
         let Some(header) = self.next_header(peer)? else { return Ok(false) };
         let is_message = self.fingerprint.operation.is_point_to_point();
@@ -83,7 +83,7 @@ impl Run<'_> {
         }
         let from_peer = matches!(header.fingerprint.operation, Operation::Send { .. });
         if from_peer && !is_message {
-            // A message that will be asked for later stands before the one we need.
+            // A message that a later call will receive comes before the one that this call needs.
             link.header = None;
             if !link.begin_unexpected(header) {
                 link.header = Some(header);
@@ -110,7 +110,7 @@ impl Run<'_> {
         Err(self.corrupt(peer, &format!("a payload of {sent} bytes instead of {expected}")))
     }
 
-    /// A message that came early satisfies a receive at once.
+    /// Completes a receive from a message that arrived early.
     fn take_unexpected(&mut self, peer: Peer, next: &Receive) -> Result<bool> {
         let Receive { node, into: Target::Region(region) } = *next else { return Ok(false) };
         let link = &mut self.links[peer];
@@ -145,7 +145,7 @@ impl Run<'_> {
         Ok(bytes > 0)
     }
 
-    /// A message has been received whole.
+    /// Ends a message that has been received completely.
     pub(super) fn close_message(&mut self, peer: Peer) {
         let progress = &mut self.progress.peers[peer];
         progress.open = false;

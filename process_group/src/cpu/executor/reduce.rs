@@ -1,4 +1,4 @@
-//! Reducing what has come with what is there.
+//! Reduces received elements with local ones.
 
 use super::{Run, Spaces};
 use crate::cpu::compiled::{Operand, Reduction};
@@ -10,7 +10,7 @@ use crate::schedule::program::Space;
 use crate::types::operation::ReduceOp;
 
 impl Run<'_> {
-    /// Reduces as many elements as every operand has and hazards allow; takes in more from `from` first if it lacks.
+    /// Reduces as many elements as every operand has and hazards allow. First reads more from `from` if elements are missing.
     pub(super) fn reduce(&mut self, from: Peer, reduction: &Reduction) -> Result<bool> {
         let Reduction { node, ref peers, .. } = *reduction;
         let (length, done) = (self.length(node), self.progress.done[node]);
@@ -47,7 +47,7 @@ impl Run<'_> {
         Ok(read || ready > 0)
     }
 
-    /// Whether the peer's open message is an operand of this node.
+    /// Returns true if the peer's open message is an operand of this node.
     fn is_open_at(&self, peer: Peer, node: usize) -> bool {
         let progress = self.progress.peers[peer];
         let next = self.compiled.receives[peer].get(progress.received);

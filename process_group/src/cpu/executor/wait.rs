@@ -1,4 +1,4 @@
-//! Sleeping until a link has something to read, or room.
+//! Sleeps until a link has something to read, or room.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::link::mesh::Peer;
 use crate::link::wire::frame::Kind;
 
 impl Run<'_> {
-    /// Sleeps until a link has something to read, or room. `false` once `until` has passed.
+    /// Sleeps until a link has something to read, or room. Returns `false` once `until` has passed.
     pub(super) fn wait(&mut self, until: Instant) -> Result<bool> {
         let now = Instant::now();
         let left = until.saturating_duration_since(now);
@@ -28,9 +28,9 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Whether bytes from a peer are wanted now, and whether there are bytes for it.
+    /// Returns whether bytes from a peer are wanted now, and whether there are bytes for it.
     fn wants(&self, peer: Peer, link: &Link) -> (bool, bool) {
-        // A message that waits for its turn keeps what is behind it where it is; of any other frame the rest is wanted.
+        // A message that waits for its turn blocks all bytes after it; of any other frame the rest is wanted.
         let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
         let to_read = link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer);
         let to_write =
@@ -48,7 +48,7 @@ impl Run<'_> {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, to_read);
             flags.set(PollFlags::OUT, to_write);
-            // Without flags, poll would still report a peer that has gone, again and again.
+            // Without flags, poll would report a lost peer again and again.
             if !flags.is_empty() {
                 fds.push(PollFd::new(link.socket(), flags));
             }
@@ -75,7 +75,7 @@ impl Run<'_> {
         }
     }
 
-    /// Whether bytes of this peer could be taken now: not while a hazard or another operand holds its message up.
+    /// Returns true if bytes of this peer could be read now: not while a hazard or another operand blocks its message.
     fn can_take(&self, peer: Peer) -> bool {
         if !self.in_payload(peer) {
             return true;

@@ -1,4 +1,4 @@
-//! How one element type is loaded, combined and stored.
+//! Load, combination and storage of one element type.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use super::BLOCK;
 
 /// A binary operation on accumulators.
 pub(super) trait Combine<A> {
-    /// Left operand first.
+    /// Combines two accumulators, the left operand first.
     fn combine(left: A, right: A) -> A;
 }
 
@@ -19,7 +19,7 @@ pub(super) trait Average: Lane {
     fn divide(wide: &mut [Self::Wide], divisor: usize);
 }
 
-/// An element type with the type it is combined in.
+/// An element type with the type of its accumulators.
 pub(super) trait Lane: Element {
     /// The accumulator.
     type Wide: Copy + Default;
@@ -69,7 +69,7 @@ trait Half: Element {
     fn narrow(from: &[f32], to: &mut [Self]);
 }
 
-// The crate converts whole slices with the processor's own instructions.
+// The crate converts whole slices with processor instructions.
 impl Half for f16 {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {

@@ -1,8 +1,8 @@
-//! Reduction of host memory: `((s₀ ∘ s₁) ∘ s₂) ∘ …`, in the order the sources are given.
+//! Reduction of host memory: `((s₀ ∘ s₁) ∘ s₂) ∘ …`, in the order of the sources.
 //!
-//! The order is part of the contract: it is what gives every rank the same bits. The 16-bit floats are widened to
-//! `f32`, combined, and rounded once at the end. Loops are plain so that the compiler vectorises them. They are compiled for each
-//! width of vectors that processors have. No element depends on another, so every width gives the same bits.
+//! The order is part of the contract: it gives every rank the same bits. The 16-bit floats are widened to `f32`, combined, and
+//! rounded once at the end. The loops are simple so that the compiler vectorises them. They are compiled for each vector width of
+//! processors. No element depends on another, so every width gives the same bits.
 
 #![expect(
     clippy::inline_always,
@@ -22,18 +22,18 @@ use lane::{Average, Combine, Lane, Max, Min, Product, Sum};
 /// One operand, as long as the destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'a> {
-    /// What the destination holds already.
+    /// The present contents of the destination.
     Destination,
     /// Bytes of elements in machine order, of any alignment.
     Bytes(&'a [u8]),
 }
 
-/// Elements reduced at a time: operands and accumulators of one block stay in the first-level cache.
+/// Number of elements reduced at a time: operands and accumulators of one block stay in the first-level cache.
 const BLOCK: usize = 512;
 
 /// Reduces `sources` into `destination`, and divides by `divisor` where one is given (at the end of an average).
 ///
-/// `destination` holds whole, aligned elements; every `Bytes` source has its length; there is at least one source.
+/// `destination` contains whole, aligned elements; every `Bytes` source has its length; there is at least one source.
 pub(crate) fn reduce(
     dtype: DType,
     op: ReduceOp,
@@ -49,9 +49,10 @@ pub(crate) fn reduce(
     });
 }
 
-/// The fastest vectors for elements of this type. Messages have any alignment, so vectors of 512 bits cross cache lines. Against 128 bits,
-/// 8 MB of f32 among four ranks took 1.02 to 1.03 of the time with 512 bits and 0.97 to 0.99 with 256. 16-bit types also need conversions:
-/// a reduce-scatter of 2 MB of bf16 between two ranks took 321 µs with 256 bits and 245 µs with 512.
+/// Returns the fastest vectors for elements of this type. Messages have any alignment, so vectors of 512 bits cross cache lines.
+/// Compared with 128 bits, 8 MB of f32 among four ranks took 1.02 to 1.03 of the time with 512 bits and 0.97 to 0.99 with 256.
+/// 16-bit types also need conversions: a reduce-scatter of 2 MB of bf16 between two ranks took 321 µs with 256 bits and 245 µs with
+/// 512.
 fn vectors<T>() -> Arch {
     #[cfg(target_arch = "x86_64")]
     if size_of::<T>() > 2

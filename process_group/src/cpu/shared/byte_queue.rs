@@ -1,7 +1,8 @@
-//! Bytes from one rank to another through a segment, in order.
+//! Moves bytes from one rank to another through a segment, in order.
 //!
-//! Each rank has a segment of its own: a [doorbell](super::doorbell), and a ring for each rank of its host that writes to it. Positions only
-//! grow; each end keeps its own to itself and publishes it, and believes of the other's only what can be true.
+//! Each rank has a segment of its own: a [doorbell](super::doorbell), and a ring for each rank of its host that writes to it.
+//! Positions only grow. Each end keeps its own position in private memory and publishes it; it accepts only valid positions from
+//! the other end.
 
 use std::io;
 use std::sync::Arc;
@@ -11,38 +12,38 @@ use std::sync::atomic::{AtomicU32, fence};
 use super::doorbell::Waker;
 use super::segment::Segment;
 
-/// Where the control blocks of the rings begin.
+/// Offset of the control blocks of the rings.
 const CONTROLS: usize = 4096;
-/// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
+/// Bytes of a control block: those that the writer writes, those that the reader writes, and those that both write.
 const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
-/// How much one end copies before it tells the other, which can go on meanwhile.
+/// Number of bytes that one end copies before it tells the other, which can continue in the meantime.
 const PUBLISHED: usize = 32 << 10;
 
-/// Bytes of all rings of a segment, among few ranks.
+/// Bytes of all rings of a segment, with few ranks.
 pub(super) const RINGS: usize = 2 << 20;
 
-/// How a segment of a group is laid out.
+/// The layout of a group's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
-    /// Ranks on the host.
+    /// Number of ranks on the host.
     ranks: usize,
     /// Bytes of each ring.
     capacity: usize,
 }
 
 impl Layout {
-    /// The layout for a host with this many ranks.
+    /// Returns the layout for a host with this number of ranks.
     pub(super) fn of(ranks: usize) -> Self {
-        // What is written stays in the cache until it is read, and many ranks do not take much memory. A message that does not fit waits
-        // for its reader.
+        // Written bytes stay in the cache until they are read, and many ranks do not need much memory. A message that does not fit
+        // waits for its reader.
         let share = RINGS / ranks.next_power_of_two();
         Self { ranks, capacity: share.max(16 << 10) }
     }
 
-    /// Bytes of the segment.
+    /// Returns the length of the segment in bytes.
     pub(super) fn len(self) -> usize {
         self.data(self.ranks)
     }
@@ -63,9 +64,9 @@ pub(super) struct ByteQueue {
     pub(super) control: usize,
     data: usize,
     capacity: usize,
-    /// Bytes that this end has written or read.
+    /// Number of bytes that this end has written or read.
     position: u64,
-    /// As the writer: the reader's position when this end last looked. A look takes the word out of the reader's cache.
+    /// For the writer: the reader's position at the last look. A look takes the word out of the reader's cache.
     seen_read: u64,
 }
 
@@ -82,7 +83,7 @@ impl ByteQueue {
         }
     }
 
-    /// Bytes from the writer's position back to the reader's.
+    /// Returns the number of bytes from the reader's position to the writer's, if that is valid.
     fn checked(&self, bytes: u64) -> io::Result<usize> {
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= self.capacity => Ok(bytes),
@@ -92,7 +93,7 @@ impl ByteQueue {
         }
     }
 
-    /// As the writer: bytes that surely fit. Looks at the reader's position only if fewer than `wanted` do.
+    /// For the writer: returns a number of bytes that surely fit. Looks at the reader's position only if fewer than `wanted` do.
     fn space(&mut self, wanted: usize) -> io::Result<usize> {
         let space = self.capacity - self.checked(self.position.wrapping_sub(self.seen_read))?;
         if space >= wanted {
@@ -102,25 +103,25 @@ impl ByteQueue {
         Ok(self.capacity - self.checked(self.position.wrapping_sub(self.seen_read))?)
     }
 
-    /// As the writer: whether there is no room. A position that cannot be true does not count as full: the next write reports it.
+    /// For the writer: returns true if there is no room. An invalid position does not count as full: the next write reports it.
     fn is_full(&self) -> bool {
         let read = self.segment.double_word(self.control + TAIL).load(Acquire);
         self.position.wrapping_sub(read) == self.capacity as u64
     }
 
-    /// As the reader: bytes that are there.
+    /// For the reader: returns the number of available bytes.
     fn there(&self) -> io::Result<usize> {
         let written = self.segment.double_word(self.control + HEAD).load(Acquire);
         self.checked(written.wrapping_sub(self.position))
     }
 
-    /// Where the next bytes are, up to `len` of them and no further than the ring's end.
+    /// Returns the position and the length of the next bytes: up to `len`, and no further than the end of the ring.
     fn next(&self, len: usize) -> (usize, usize) {
         let at = (self.position % self.capacity as u64) as usize;
         (self.data + at, len.min(self.capacity - at))
     }
 
-    /// As the writer: copies bytes in, for which there is room.
+    /// For the writer: copies bytes into the ring, which must have room for them.
     fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (at, len) = self.next(bytes.len());
@@ -130,7 +131,7 @@ impl ByteQueue {
         }
     }
 
-    /// As the reader: copies bytes out, which are there.
+    /// For the reader: copies available bytes out of the ring.
     fn read(&mut self, mut into: &mut [u8]) {
         while !into.is_empty() {
             let (at, len) = self.next(into.len());
@@ -141,12 +142,12 @@ impl ByteQueue {
         }
     }
 
-    /// Shows the other end how far this one has come.
+    /// Publishes the position of this end to the other.
     fn publish(&self, word: usize) {
         self.segment.double_word(self.control + word).store(self.position, Release);
     }
 
-    /// The writer waits for room.
+    /// Returns the flag with which the writer shows that it waits for room.
     fn starved(&self) -> &AtomicU32 {
         self.segment.word(self.control + STARVED)
     }
@@ -161,7 +162,7 @@ pub(in crate::cpu) struct ByteQueues {
 }
 
 impl ByteQueues {
-    /// Between `me`, who owns `mine`, and `peer`, whom `waker` wakes: their places on the host.
+    /// Creates the rings between `me`, the owner of `mine`, and `peer`, which `waker` wakes. Both are places on the host.
     pub(super) fn new(
         layout: Layout,
         (me, mine): (usize, &Arc<Segment>),
@@ -192,14 +193,14 @@ impl ByteQueues {
         Ok(first.len() + second.len())
     }
 
-    /// Copies a piece in, publishes all that has been copied in, and wakes the reader.
+    /// Copies a piece into the ring, publishes all bytes copied so far, and wakes the reader.
     fn put(&mut self, piece: &[u8]) {
         self.out.write(piece);
         self.out.publish(HEAD);
         self.waker.wake();
     }
 
-    /// Reads what is there, the first piece first.
+    /// Reads the available bytes, the first piece first.
     ///
     /// # Errors
     /// `WouldBlock` when nothing is.
@@ -218,9 +219,9 @@ impl ByteQueues {
             self.into.read(&mut second[..second_len]);
             self.into.publish(TAIL);
         }
-        // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a short
-        // read, so it is left out where a full ring is unlikely. A writer that has just filled this one is seen at the next read, and
-        // looks itself after `Doorbell::NAP`.
+        // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a
+        // short read, so it is left out where a full ring is unlikely. The next read notices a writer that has just filled this
+        // ring, and that writer looks again after `Doorbell::NAP`.
         if there >= self.into.capacity / 2 {
             fence(SeqCst);
             if self.into.starved().load(Relaxed) != 0 {
@@ -231,12 +232,12 @@ impl ByteQueues {
         Ok(first_len + second_len)
     }
 
-    /// Whether there is something to read. An invalid position is: the next read reports it.
+    /// Returns true if there is something to read. That includes an invalid position, which the next read reports.
     pub(in crate::cpu) fn has_unread(&self) -> bool {
         !matches!(self.into.there(), Ok(0))
     }
 
-    /// Whether there is room to write. If not, the reader rings when there is.
+    /// Returns true if there is room to write. If not, the reader rings when there is.
     pub(in crate::cpu) fn has_room(&self) -> bool {
         self.out.starved().store(1, SeqCst);
         fence(SeqCst);

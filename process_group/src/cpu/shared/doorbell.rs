@@ -1,7 +1,7 @@
-//! How a rank sleeps until a peer has written to it, or read from it.
+//! Lets a rank sleep until a peer has written to it, or read from it.
 //!
-//! If all of a group's links go through memory, the sleeper waits on a futex. A rank that waits for sockets too polls them together with
-//! a pipe, which peers open as they open the segment.
+//! If all links of a group go through memory, the sleeping rank waits on a futex. A rank that also waits for sockets polls them
+//! together with a pipe, which peers open with the segment.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,19 +22,19 @@ use crate::cpu::poll::{poll_for, timespec};
 const RUNG: usize = 0;
 const ASLEEP: usize = 64;
 
-/// What the peers ring when they have written, or made room.
+/// The doorbell that peers ring when they have written, or made room.
 #[derive(Debug)]
 pub(in crate::cpu) struct Doorbell {
     segment: Arc<Segment>,
-    /// Its ends for reading and for writing: without a writer it would always have news.
+    /// Its ends for reading and for writing: without a writer, a poll would always report news.
     pipe: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl Doorbell {
-    /// The longest sleep: so often a rank looks at its sockets, which tell when a peer has gone.
+    /// The longest sleep: the interval at which a rank checks its sockets, which show that a peer has left.
     pub(in crate::cpu) const NAP: Duration = Duration::from_millis(10);
 
-    /// Of the owner of `segment`. `has_sockets`: whether it waits for sockets too.
+    /// Creates the doorbell of the owner of `segment`. `has_sockets` is true if the owner also waits for sockets.
     ///
     /// # Errors
     /// Those of the system.
@@ -43,12 +43,12 @@ impl Doorbell {
         Ok(Self { segment: Arc::clone(segment), pipe })
     }
 
-    /// The number of the pipe's descriptor, if the owner waits for sockets too.
+    /// Returns the number of the pipe's descriptor, if the owner also waits for sockets.
     pub(in crate::cpu) fn pipe(&self) -> Option<u32> {
         self.pipe.as_ref().map(|(reader, _)| reader.as_raw_fd() as u32)
     }
 
-    /// Sleeps until a peer rings, a descriptor has news, or for this long at most; returns at once if there is something to do.
+    /// Sleeps until a peer rings, a descriptor has news, or at most for this time. Returns at once if there is something to do.
     ///
     /// # Errors
     /// Those of `poll`.
@@ -67,14 +67,14 @@ impl Doorbell {
             // A peer has left, and its link is a socket again.
             None if !descriptors.is_empty() => poll_for(&mut descriptors, most),
             None => {
-                // Rung meanwhile, interrupted or slept enough: the caller looks in any case.
+                // It was rung, interrupted or slept enough: the caller checks in any case.
                 let _ = futex::wait(rung, futex::Flags::empty(), before, Some(&timespec(most)));
                 Ok(())
             }
             Some((reader, _)) => {
                 descriptors.push(PollFd::new(reader, PollFlags::IN));
                 let polled = poll_for(&mut descriptors, most);
-                // What was rung before this sleep. More than that wakes the next one, which does no harm.
+                // Earlier rings. If there are more, the next sleep ends at once, which does no harm.
                 let _ = rustix::io::read(reader, &mut [0u8; 64]);
                 polled
             }
@@ -84,7 +84,7 @@ impl Doorbell {
     }
 }
 
-/// ByteQueues a peer's doorbell.
+/// Rings the doorbell of a peer.
 #[derive(Debug)]
 pub(in crate::cpu) struct Waker {
     segment: Arc<Segment>,
@@ -92,7 +92,7 @@ pub(in crate::cpu) struct Waker {
 }
 
 impl Waker {
-    /// Of process `pid`, whose segment this is. `pipe`: the descriptor's number in that process.
+    /// Creates the waker of process `pid`, the owner of this segment. `pipe` is the descriptor's number in that process.
     ///
     /// # Errors
     /// Those of the system, and one if the descriptor is no pipe's.
@@ -105,28 +105,28 @@ impl Waker {
         &self.segment
     }
 
-    /// Wakes the peer if it sleeps. What it is to see has been published.
+    /// Wakes the peer if it sleeps. The data for it must have been published.
     pub(super) fn wake(&self) {
         fence(SeqCst);
         if self.segment.word(ASLEEP).load(Relaxed) == 0 {
             return;
         }
         if let Some(pipe) = &self.pipe {
-            // A pipe that is full wakes as well, and nothing else can go wrong.
+            // A full pipe wakes the peer as well, and nothing else can go wrong.
             let _ = rustix::io::write(pipe, &[0]);
             return;
         }
         let rung = self.segment.word(RUNG);
         rung.fetch_add(1, Release);
-        // Nobody to wake is no failure, and nothing else can go wrong with a word that is mapped.
+        // A missing sleeper is no failure, and nothing else can go wrong with a mapped word.
         let _ = futex::wake(rung, futex::Flags::empty(), 1);
     }
 }
 
-/// Opened for reading too: a write then raises no signal after the owner has gone.
+/// Opens the pipe, also for reading: a write then raises no signal after the owner has exited.
 fn open_pipe(pid: u32, descriptor: u32) -> io::Result<OwnedFd> {
     let pipe = open_in(pid, descriptor, "pipe:")?;
-    // It may have become another file after the look at its name.
+    // It may have become another file after the check of its name.
     match FileType::from_raw_mode(fstat(&pipe)?.st_mode) {
         FileType::Fifo => Ok(pipe),
         _ => Err(io::Error::other("the descriptor is not that of a pipe")),

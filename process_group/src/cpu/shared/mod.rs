@@ -1,9 +1,8 @@
-//! Memory that all ranks of a host share, through which the bytes of their links go.
+//! Memory that all ranks of a host share; the bytes of their links go through it.
 //!
-//! A rank that shares its host makes one segment a group, an unnamed file in memory, and tells the host's other ranks the number of its
-//! descriptor. They open it as `/proc/PID/fd/NUMBER` and map it. Then the segments' descriptors are closed: nothing is left behind however
-//! a rank ends.
-//! The sockets stay: when a peer's end of one closes, the peer has gone.
+//! A rank that shares its host makes one segment per group, an unnamed file in memory, and tells the other ranks of the host the
+//! number of its descriptor. They open it as `/proc/PID/fd/NUMBER` and map it. Then the descriptors of the segments are closed: a
+//! rank leaves nothing behind, however it ends. The sockets stay: when a peer's end of a socket closes, the peer has exited.
 
 mod byte_queue;
 mod doorbell;
@@ -22,14 +21,14 @@ use segment::{Segment, SegmentFd};
 
 use crate::membership::roster::Secret;
 
-/// Where a segment proves whose it is.
+/// Offset of the token that identifies the owner of a segment.
 const TOKEN: usize = 128;
-/// What a rank tells its peers of its segment: process, descriptors and token. Zeros if it has none.
+/// Length of a rank's description of its segment to its peers: process, descriptors and token. Zeros if it has none.
 pub(super) const SEGMENT_HANDLE: usize = 44;
 
 type Token = [u8; 32];
 
-/// Where a rank's segment is to be found.
+/// The location of a rank's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SegmentHandle {
     pid: u32,
@@ -48,7 +47,7 @@ impl SegmentHandle {
         bytes
     }
 
-    /// `None` from a rank that has no segment.
+    /// Decodes a handle. Returns `None` for a rank that has no segment.
     pub(super) fn decode(bytes: &[u8; SEGMENT_HANDLE]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let token = bytes[12..].try_into().expect("32 bytes");
@@ -70,7 +69,7 @@ pub(super) struct ExportedSegment {
 }
 
 impl ExportedSegment {
-    /// A new segment of the rank at `place` among `ranks` of its host. `has_sockets`: whether it has links to other hosts.
+    /// Creates the segment of the rank at `place` among `ranks` of its host. `has_sockets` is true if it has links to other hosts.
     ///
     /// # Errors
     /// Those of the system.
@@ -88,7 +87,7 @@ impl ExportedSegment {
         SegmentHandle { pid, descriptor, pipe: self.doorbell.pipe(), token: self.token }
     }
 
-    /// Opens the segment of the rank at `place`, finds its token there, and makes the rings to it and from it.
+    /// Opens the segment of the rank at `place`, checks its token, and makes the rings to it and from it.
     ///
     /// # Errors
     /// Those of the system, and one if another token is there.
@@ -103,7 +102,7 @@ impl ExportedSegment {
         Ok(ByteQueues::new(self.layout, (self.place, &self.segment), (place, waker)))
     }
 
-    /// Closes the descriptor: all peers must have opened it.
+    /// Closes the descriptor. All peers must have opened it.
     pub(super) fn close(self) -> Doorbell {
         self.doorbell
     }

@@ -1,11 +1,11 @@
-//! A piece of memory that two processes have mapped, and the only place that touches it.
+//! A block of memory that two processes have mapped. Only this module accesses it.
 //!
 //! `unsafe` rests on these facts:
 //!
-//! - The mapping is as long as `Segment::len` says until it is dropped, and nobody can take its pages away: the file is sealed
-//!   against shrinking, and [`open`](Segment::open) refuses one that is not.
+//! - The mapping is as long as `Segment::len` says until it is dropped, and no process can remove its pages: the file is sealed
+//!   against shrinking, and [`open`](Segment::open) rejects one that is not.
 //! - Every access is checked against `len` and its alignment first, and panics otherwise: offsets are this process's own.
-//! - Whoever has the other mapping may write at any time. So nothing here makes a `&[u8]` of the memory: bytes are copied out
+//! - The process with the other mapping may write at any time. So nothing here makes a `&[u8]` of the memory: bytes are copied out
 //!   and in, and words are atomic. A peer that writes out of turn makes the copied bytes wrong, and nothing else.
 #![allow(
     unsafe_code,
@@ -23,7 +23,7 @@ use rustix::fs::{
     readlink,
 };
 
-/// What the system calls the memory where it lists mappings and descriptors.
+/// The name of the memory in the system's lists of mappings and descriptors.
 const NAME: &str = "ryz-shared";
 
 /// Memory of this process or of another, mapped here.
@@ -32,25 +32,25 @@ pub(super) struct Segment {
     map: MmapRaw,
 }
 
-/// What keeps a segment's descriptor open until the peers have opened it too.
+/// Keeps the descriptor of a segment open until the peers have opened it too.
 #[derive(Debug)]
 pub(super) struct SegmentFd(OwnedFd);
 
 impl SegmentFd {
-    /// The descriptor's number in this process.
+    /// Returns the number of the descriptor in this process.
     pub(super) fn number(&self) -> u32 {
         self.0.as_raw_fd() as u32
     }
 }
 
 impl Segment {
-    /// Zeros of this process's own, to which no name leads but that of the descriptor.
+    /// Creates a zeroed segment of this process, which only the descriptor makes accessible.
     ///
     /// # Errors
     /// Those of the system.
     pub(super) fn create(len: usize) -> io::Result<(Self, SegmentFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Systems may demand that memory cannot be executed. Those before Linux 6.3 do not know the flag.
+        // Systems may require that memory cannot be executed. Kernels before Linux 6.3 do not know the flag.
         let file =
             memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(NAME, flags))?;
         ftruncate(&file, len as u64)?;
@@ -59,10 +59,10 @@ impl Segment {
         Ok((Self { map }, SegmentFd(file)))
     }
 
-    /// The segment behind a descriptor of another process. No descriptor is kept.
+    /// Maps the segment of another process's descriptor. Keeps no descriptor.
     ///
     /// # Errors
-    /// Those of the system, and one for what is no sealed file of this length.
+    /// Those of the system, and one if the descriptor is not a sealed file of this length.
     pub(super) fn open(pid: u32, descriptor: u32, len: usize) -> io::Result<Self> {
         let file = File::from(open_in(pid, descriptor, &format!("/memfd:{NAME}"))?);
         let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
@@ -76,14 +76,14 @@ impl Segment {
         self.map.len()
     }
 
-    /// The word at an offset.
+    /// Returns the word at an offset.
     pub(super) fn word(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at <= self.len() - 4, "word {at} of {} bytes", self.len());
         // SAFETY: in bounds and aligned, since mappings begin at a page; an atomic may be shared with who else writes it.
         unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
-    /// The double word at an offset.
+    /// Returns the double word at an offset.
     pub(super) fn double_word(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at <= self.len() - 8, "double word {at} of {} bytes", self.len());
         // SAFETY: as above.
@@ -110,8 +110,8 @@ impl Segment {
     }
 }
 
-/// Opens a descriptor of another process to read and write. What its link in `/proc` says must begin with `what`: in another namespace
-/// the number may be any process's, and opening another kind of file could wait, or be noticed.
+/// Opens a descriptor of another process for reading and writing. Its link in `/proc` must begin with `what`: in another namespace
+/// the number may belong to any process, and opening another kind of file could block or have side effects.
 ///
 /// # Errors
 /// Those of the system, and one for another kind of file.

@@ -11,7 +11,7 @@ use super::byte_queue::RINGS;
 use super::*;
 use crate::testing::{LATE, in_time};
 
-/// Both ranks of a host, as they are once they have met.
+/// Returns both ranks of a host, after they have met.
 pub(in crate::cpu) fn pair(has_sockets: bool) -> [(ByteQueues, Doorbell); 2] {
     let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, has_sockets).unwrap());
     let (of_a, of_b) = (a.introduction(), b.introduction());
@@ -20,7 +20,7 @@ pub(in crate::cpu) fn pair(has_sockets: bool) -> [(ByteQueues, Doorbell); 2] {
 }
 
 impl ByteQueues {
-    /// Writes positions that the other end must not believe.
+    /// Writes positions that the other end must reject.
     pub(in crate::cpu) fn lie(&self, position: u64) {
         let Self { out, into, .. } = self;
         out.segment.double_word(out.control + byte_queue::HEAD).store(position, SeqCst);
@@ -31,7 +31,7 @@ impl ByteQueues {
 /// Longer than a test may take: only a doorbell ends such a sleep in time.
 const ENDLESS: Duration = Duration::from_secs(3600);
 
-/// Reads all that comes until `len` bytes are there, asleep in between.
+/// Reads until `len` bytes have arrived, and sleeps in between.
 fn read_all(rings: &mut ByteQueues, doorbell: &Doorbell, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
     let (mut done, until) = (0, Instant::now() + LATE);

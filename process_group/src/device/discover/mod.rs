@@ -1,28 +1,28 @@
-//! Where libraries may be, and what is found there.
+//! Locations of libraries, and the libraries found there.
 //!
-//! A configured path is the only place looked at. Else the loader is asked first, then Python environments are searched,
-//! whose packages carry NVIDIA's libraries in folders that no loader knows, and last the usual folders of CUDA toolkits.
+//! If a path is configured, only that path is tried. Otherwise the loader is tried first, then Python environments, whose packages
+//! contain NVIDIA's libraries in folders that no loader knows, and last the usual folders of CUDA toolkits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::symbols::{Table, Unusable, Version};
 
-/// Where libraries and files of the user may be, from variables that the caller reads: this crate reads none.
+/// Locations of libraries and user files, from variables that the caller reads: this crate reads none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LibrarySearch {
     /// `VIRTUAL_ENV`: the folder of the active Python environment.
     pub virtual_env: Option<PathBuf>,
-    /// `PATH`, on which a `python3` is looked for.
+    /// `PATH`, which is searched for a `python3`.
     pub path: Vec<PathBuf>,
     /// The user's cache folder: `XDG_CACHE_HOME`, or `.cache` in `HOME`.
     pub cache: Option<PathBuf>,
-    /// The user's folder of states: `XDG_STATE_HOME`, or `.local/state` in `HOME`.
+    /// The user's state folder: `XDG_STATE_HOME`, or `.local/state` in `HOME`.
     pub state: Option<PathBuf>,
 }
 
 impl LibrarySearch {
-    /// Picks what is needed from the variables that `variable` looks up.
+    /// Takes the needed values from the variables that `variable` looks up.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let folder = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let path = variable("PATH").unwrap_or_default();
@@ -35,7 +35,7 @@ impl LibrarySearch {
     }
 }
 
-/// How a library was found.
+/// The way in which a library was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
     /// The user configured this key.
@@ -59,34 +59,34 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A place where a library may be: a file, or a name for the loader.
+/// A possible location of a library: a file, or a name for the loader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) path: PathBuf,
     pub(super) origin: Origin,
 }
 
-/// A place that was looked at, and why what is there will not do.
+/// A location that was tried, and the reason why its library cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Looked {
     /// The file, or the name that the loader was asked for.
     pub path: PathBuf,
-    /// How this place came to be looked at.
+    /// The reason why this location was tried.
     pub origin: Origin,
-    /// What was wrong.
+    /// The error.
     pub why: Unusable,
 }
 
-/// A library that cannot be used, and everywhere that was looked.
+/// A library that cannot be used, and all locations that were tried.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Missing {
-    /// What people call it.
+    /// Its usual name.
     pub library: &'static str,
-    /// The oldest version that would do.
+    /// The oldest supported version.
     pub minimum: Version,
-    /// The setting that can name it.
+    /// The setting that can name its path.
     pub key: &'static str,
-    /// Every place, in the order in which they were looked at.
+    /// All locations, in the order in which they were tried.
     pub looked: Vec<Looked>,
 }
 
@@ -110,13 +110,13 @@ pub struct Found<T> {
     pub functions: T,
     /// Its version.
     pub version: Version,
-    /// Its file, as far as the system tells.
+    /// Its file, if the system reports it.
     pub path: PathBuf,
-    /// How it was found.
+    /// The way in which it was found.
     pub origin: Origin,
 }
 
-/// Every place for a library of these file names, best first.
+/// Returns every location of a library with these file names, best first.
 pub(super) fn places(
     key: &'static str,
     configured: Option<&Path>,
@@ -155,7 +155,7 @@ pub(super) fn places(
     all
 }
 
-/// The environment that is active, then that of the first `python3` on the path, as a link and as what it points to.
+/// Returns the active environment, then that of the first `python3` on the path, as a link and as the target of the link.
 fn python_environments(search: &LibrarySearch) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = search.virtual_env.iter().cloned().collect();
     if let Some(python) = search.path.iter().map(|p| p.join("python3")).find(|p| p.is_file()) {
@@ -163,7 +163,7 @@ fn python_environments(search: &LibrarySearch) -> Vec<PathBuf> {
         for file in [Some(python), real].into_iter().flatten() {
             if let Some(prefix) = file.parent().and_then(Path::parent) {
                 all.push(prefix.to_owned());
-                // Debian's own Python keeps what pip installs for everybody here.
+                // Debian's own Python keeps system-wide packages of pip here.
                 all.push(prefix.join("local"));
             }
         }
@@ -177,7 +177,7 @@ fn python_environments(search: &LibrarySearch) -> Vec<PathBuf> {
     unique
 }
 
-/// `lib/python3*/{site,dist}-packages/nvidia/*/lib` of an environment, in the order of their names, newest last.
+/// Returns `lib/python3*/{site,dist}-packages/nvidia/*/lib` of an environment, in the order of their names, newest last.
 fn package_folders(environment: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for python in folders_in(&environment.join("lib")) {
@@ -200,7 +200,7 @@ fn folders_in(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Opens the first library that will do, and never closes it.
+/// Opens the first usable library, and never closes it.
 pub(super) fn open<T: Table>(key: &'static str, places: Vec<Place>) -> Result<Found<T>, Missing> {
     let mut looked = Vec::new();
     for Place { path, origin } in places {
@@ -222,7 +222,7 @@ fn try_open<T: Table>(path: &Path) -> Result<(T, Version), Unusable> {
     let library =
         unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| refusal(&error, path))?;
     let functions = T::load(&library)?;
-    // Its functions are kept and its threads may run on: it must stay for as long as the process.
+    // Its functions are kept and its threads may continue to run: it must stay until the process exits.
     std::mem::forget(library);
     let version = functions.version()?;
     if version < T::MINIMUM {
@@ -232,7 +232,7 @@ fn try_open<T: Table>(path: &Path) -> Result<(T, Version), Unusable> {
     Ok((functions, version))
 }
 
-/// What the loader says, without the path at its head.
+/// Returns the message of the loader, without the path at its beginning.
 fn refusal(error: &libloading::Error, path: &Path) -> Unusable {
     let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     let text = if source.is_empty() { error.to_string() } else { source };
@@ -243,7 +243,7 @@ fn refusal(error: &libloading::Error, path: &Path) -> Unusable {
     }
 }
 
-/// The file that is mapped at an address of this process.
+/// Returns the file that is mapped at an address of this process.
 pub(super) fn file_of(address: usize) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| {

@@ -5,7 +5,7 @@ use libloading::os::unix::Library;
 use super::*;
 use crate::device::symbols::{Unusable, functions};
 
-/// A folder of its own for a test, gone afterwards.
+/// A temporary folder for a test, removed afterwards.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -77,7 +77,7 @@ fn a_configured_path_is_the_only_place() {
 }
 
 functions! {
-    /// Something that every Linux has.
+    /// A library that every Linux has.
     Mathematics { cos }
 }
 

@@ -1,32 +1,32 @@
-//! NCCL's codes, and what to do about them.
+//! NCCL's codes, and their remedies.
 
 use std::fmt;
 
 use crate::catalogue;
 
-/// A function of NCCL refused.
+/// An error of a function of NCCL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NcclError {
     /// The function.
     pub call: &'static str,
     /// NCCL's number of the error.
     pub code: i32,
-    /// NCCL's own words for the number.
+    /// NCCL's description of the code.
     pub text: String,
-    /// What NCCL wrote down when it happened; empty where it wrote nothing.
+    /// The message that NCCL logged with the error; empty if it logged none.
     pub last: String,
 }
 
 impl NcclError {
-    /// What to do about it.
+    /// Returns the remedy.
     pub fn remedy(&self) -> &'static str {
-        // What NCCL wrote down says more than the code does.
+        // The logged message is more specific than the code.
         catalogue::remedy(&self.last)
             .or_else(|| catalogue::remedy(self.name()))
             .unwrap_or("run with NCCL_DEBUG=INFO to see what NCCL does")
     }
 
-    /// NCCL's name of the code.
+    /// Returns NCCL's name of the code.
     pub fn name(&self) -> &'static str {
         match self.code {
             1 => "ncclUnhandledCudaError",

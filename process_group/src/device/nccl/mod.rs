@@ -1,4 +1,4 @@
-//! NVIDIA's collectives: their functions, and what their codes mean.
+//! NVIDIA's collectives: their functions, and the meaning of their codes.
 
 mod error;
 
@@ -37,7 +37,7 @@ functions! {
 
 impl Table for Nccl {
     const NAME: &'static str = "NCCL";
-    /// The first with `ncclCommSplit`.
+    /// The first version with `ncclCommSplit`.
     const MINIMUM: Version = Version(2, 18, 0);
 
     fn load(library: &Library) -> Result<Self, Unusable> {
@@ -52,7 +52,7 @@ impl Table for Nccl {
             return Err(Unusable::NoVersion { call: "ncclGetVersion", code });
         }
         let number = number.unsigned_abs();
-        // 2.8 and older counted thousands.
+        // Versions up to 2.8 used a factor of 1000.
         Ok(if number < 10_000 {
             Version(number / 1000, number % 1000 / 100, number % 100)
         } else {
@@ -65,12 +65,12 @@ impl Table for Nccl {
     }
 }
 
-/// An id of a communicator as bytes, to send to the other ranks.
+/// Returns the id of a communicator as bytes, to send to the other ranks.
 pub fn id_bytes(id: &sys::ncclUniqueId) -> [u8; 128] {
     id.internal.map(i8::cast_unsigned)
 }
 
-/// The id whose bytes another rank has sent.
+/// Returns the id of the bytes that another rank has sent.
 pub fn id_from_bytes(bytes: [u8; 128]) -> sys::ncclUniqueId {
     sys::ncclUniqueId { internal: bytes.map(u8::cast_signed) }
 }

@@ -1,4 +1,4 @@
-//! How a GPU is now, for whoever watches it: a few cheap questions to NVML, and what the answers mean.
+//! The present state of a GPU, for monitoring: a few cheap queries of NVML, and the meaning of the answers.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
@@ -7,39 +7,39 @@ use serde::Serialize;
 
 use super::{Nvml, throttles};
 
-/// How a GPU is now.
+/// The present state of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuHealth {
-    /// It answers.
+    /// It responds.
     Present(GpuSample),
-    /// It has fallen off the bus, or cannot be reached otherwise. Only a reset of the GPU or of the host brings it back.
+    /// It has fallen off the bus, or is unreachable for another reason. Only a reset of the GPU or of the host restores it.
     Lost,
 }
 
-/// What a GPU says of itself at one moment. What it does not tell is none.
+/// The properties that a GPU reports at one moment. Values that it does not report are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GpuSample {
     /// Share of the last sample period in which a kernel ran, in percent.
     pub utilization: Option<u32>,
-    /// Memory in use by anybody, in bytes.
+    /// Memory in use by all processes, in bytes.
     pub memory_used: Option<u64>,
     /// All memory, in bytes.
     pub memory_total: Option<u64>,
-    /// In degrees Celsius.
+    /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// What keeps the clocks down now.
+    /// Reasons that reduce the clocks at present.
     pub throttled_by: Option<Vec<String>>,
-    /// Errors since the driver was loaded that ECC mended.
+    /// Errors since the driver was loaded that ECC corrected.
     pub ecc_corrected: Option<u64>,
-    /// Errors since the driver was loaded that ECC could not mend.
+    /// Errors since the driver was loaded that ECC could not correct.
     pub ecc_uncorrected: Option<u64>,
 }
 
 /// NVML's answers.
 struct Answers {
     utilization: Result<u32, NvmlError>,
-    /// Used and all.
+    /// Used and total memory.
     memory: Result<(u64, u64), NvmlError>,
     temperature: Result<u32, NvmlError>,
     throttled_by: Result<Vec<String>, NvmlError>,
@@ -60,7 +60,7 @@ impl Answers {
         }
     }
 
-    /// One answer that the GPU is lost is enough. Any other refusal leaves only its own field out.
+    /// Combines the answers. A single answer that the GPU is lost is enough; any other error only leaves out its own field.
     fn health(self) -> GpuHealth {
         let Self { utilization, memory, temperature, throttled_by, ecc_corrected, ecc_uncorrected } = self;
         let lost = [
@@ -92,8 +92,8 @@ const fn is_lost(error: &NvmlError) -> bool {
 }
 
 impl Nvml {
-    /// How the GPU with this UUID is now; none if the host has no such GPU. A call takes milliseconds, but can hang with the
-    /// driver: make it on a thread that nothing waits for.
+    /// Returns the present state of the GPU with this UUID; none if the host has no such GPU. A call takes milliseconds, but can
+    /// hang with the driver: make it on a thread that nothing waits for.
     pub fn health(&self, uuid: &str) -> Option<GpuHealth> {
         match self.inner.device_by_uuid(uuid) {
             Ok(device) => Some(Answers::of(&device).health()),

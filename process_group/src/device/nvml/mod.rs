@@ -1,7 +1,7 @@
-//! What the driver's management library, NVML, says of the GPUs of this host.
+//! Information from NVML, the driver's management library, about the GPUs of this host.
 //!
-//! Read only: nothing here changes a setting of a GPU, and nothing here makes a CUDA context. The library is opened at run
-//! time; a machine without it is an error that says where it was looked for.
+//! This module only reads: it changes no setting of a GPU, and makes no CUDA context. The library is opened at run time; on a
+//! machine without it, the error lists the searched locations.
 
 mod health;
 
@@ -20,12 +20,12 @@ use serde::Serialize;
 
 pub use health::{GpuHealth, GpuSample};
 
-/// Where the library may be: as the loader knows it, and where containers have it mounted.
+/// Locations of the library: its name for the loader, and its path in containers.
 const PLACES: [&str; 3] =
     ["libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
-/// The speed that all NVLinks of a GPU share, in MB/s of each direction: `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`.
+/// The common speed of all NVLinks of a GPU, in MB/s of each direction: `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`.
 const LINK_SPEED: FieldId = FieldId(90);
-/// No GPU has more NVLinks.
+/// Maximum number of NVLinks of a GPU.
 const MOST_LINKS: u32 = 18;
 
 /// The library, opened and initialized.
@@ -34,31 +34,31 @@ pub struct Nvml {
     place: &'static str,
 }
 
-/// Why NVML cannot be used.
+/// The reason why NVML cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlError {
-    /// It could not be opened in any place.
+    /// It could not be opened at any location.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NotFound(Vec<NvmlPlace>),
-    /// It refused to count the GPUs.
+    /// It could not count the GPUs.
     #[error("counting the GPUs: {0}")]
     Count(#[source] nvml_wrapper::error::NvmlError),
-    /// It refused to show a GPU.
+    /// It could not open a GPU.
     #[error("GPU {index}: {source}")]
     Gpu {
         /// NVML's number of the GPU.
         index: u32,
-        /// What it said.
+        /// The error of NVML.
         source: nvml_wrapper::error::NvmlError,
     },
 }
 
-/// A place where NVML was looked for, and what was wrong there.
+/// A location where NVML was searched for, and the error there.
 #[derive(Debug)]
 pub struct NvmlPlace {
     /// The file, or the name that the loader was asked for.
     pub path: &'static str,
-    /// What was wrong.
+    /// The error.
     pub error: nvml_wrapper::error::NvmlError,
 }
 
@@ -71,86 +71,86 @@ impl std::fmt::Display for NvmlPlace {
     }
 }
 
-/// One GPU. What it does not tell is none.
+/// A GPU. Values that it does not report are none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Its number in NVML, which counts in the order of the PCI bus and knows nothing of `CUDA_VISIBLE_DEVICES`.
+    /// Its number in NVML, which follows the order of the PCI bus and ignores `CUDA_VISIBLE_DEVICES`.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Its name in the whole world.
+    /// Its globally unique identifier.
     pub uuid: String,
-    /// Its place on the PCI bus.
+    /// Its PCI address.
     pub pci: String,
     /// The compute capability.
     pub compute_capability: Option<(i32, i32)>,
-    /// All memory, in bytes.
+    /// Total memory, in bytes.
     pub memory_bytes: u64,
-    /// Memory in use by anybody, in bytes.
+    /// Memory in use by all processes, in bytes.
     pub memory_used_bytes: u64,
-    /// Whether memory is protected by ECC.
+    /// True if ECC protects the memory.
     pub ecc: Option<bool>,
-    /// Errors since the driver was loaded that ECC mended.
+    /// Errors since the driver was loaded that ECC corrected.
     pub ecc_corrected: Option<u64>,
-    /// Errors since the driver was loaded that ECC could not mend.
+    /// Errors since the driver was loaded that ECC could not correct.
     pub ecc_uncorrected: Option<u64>,
-    /// In degrees Celsius.
+    /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// From here on, in degrees Celsius, the GPU slows itself down.
+    /// Temperature, in degrees Celsius, from which the GPU slows itself down.
     pub slowdown_temperature: Option<u32>,
-    /// What keeps the clocks down now.
+    /// Reasons that reduce the clocks at present.
     pub throttled_by: Vec<String>,
-    /// Whether it is cut into several GPUs.
+    /// True if it is divided into several GPUs.
     pub mig: Option<bool>,
-    /// Whether contexts are forbidden on it.
+    /// True if contexts are forbidden on it.
     pub prohibited: bool,
-    /// NVLinks that are up.
+    /// Number of active NVLinks.
     pub nvlinks: u32,
-    /// NVLinks that it has and that are down.
+    /// Number of inactive NVLinks.
     pub nvlinks_down: u32,
-    /// What one NVLink carries each way, in GB/s.
+    /// Bandwidth of one NVLink in each direction, in GB/s.
     pub nvlink_gbs: Option<f64>,
 }
 
-/// How two GPUs reach each other.
+/// The connection of two GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// The first, by its number in NVML.
+    /// NVML's number of the first GPU.
     pub a: u32,
-    /// The second.
+    /// NVML's number of the second GPU.
     pub b: u32,
-    /// The way.
+    /// The path between them.
     pub path: PairPath,
-    /// Whether each can read and write the other's memory.
+    /// Access of each GPU to the other's memory.
     pub peer_access: PeerAccess,
-    /// What the NVLinks between them carry each way, in GB/s.
+    /// Bandwidth of the NVLinks between them in each direction, in GB/s.
     pub nvlink_gbs: Option<f64>,
 }
 
-/// The way between two GPUs, the best first.
+/// The path between two GPUs, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PairPath {
-    /// So many NVLinks, direct or through switches.
+    /// This number of NVLinks, direct or through switches.
     Nvlink(u32),
-    /// One board.
+    /// Both are on one board.
     Board,
-    /// One PCI switch.
+    /// Through one PCI switch.
     Switch,
-    /// Several PCI switches.
+    /// Through several PCI switches.
     Switches,
-    /// A PCI host bridge: the processor.
+    /// Through a PCI host bridge: the processor.
     HostBridge,
-    /// Several host bridges of one NUMA node.
+    /// Through several host bridges of one NUMA node.
     Node,
     /// From one NUMA node to another.
     System,
-    /// Not told.
+    /// The driver does not report it.
     Unknown,
 }
 
 impl PairPath {
-    /// As `nvidia-smi topo -m` writes it: `NV18`, `PIX`, `SYS`.
+    /// Returns the abbreviation of `nvidia-smi topo -m`: `NV18`, `PIX`, `SYS`.
     pub fn short(self) -> String {
         match self {
             Self::Nvlink(links) => format!("NV{links}"),
@@ -165,13 +165,13 @@ impl PairPath {
     }
 }
 
-/// Whether two GPUs can use each other's memory, as the driver says.
+/// Access of two GPUs to each other's memory, according to the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerAccess {
-    /// They can.
+    /// They can use it.
     Yes,
-    /// They cannot, for this reason.
+    /// They cannot use it, for this reason.
     No(String),
 }
 
@@ -191,26 +191,26 @@ impl Nvml {
         Err(NvmlError::NotFound(looked))
     }
 
-    /// Where the library was found.
+    /// Returns the location of the library.
     pub fn place(&self) -> &'static str {
         self.place
     }
 
-    /// The version of the driver, such as `580.82.07`; empty when it is not told.
+    /// Returns the version of the driver, such as `580.82.07`; empty if it is not reported.
     pub fn driver_version(&self) -> String {
         self.inner.sys_driver_version().unwrap_or_default()
     }
 
-    /// The newest CUDA that the driver runs: major, minor.
+    /// Returns the newest CUDA version that the driver supports: major, minor.
     pub fn cuda_version(&self) -> Option<(i32, i32)> {
         let number = self.inner.sys_cuda_driver_version().ok()?;
         Some((number / 1000, number % 1000 / 10))
     }
 
-    /// Every GPU of the host, whatever `CUDA_VISIBLE_DEVICES` shows.
+    /// Returns every GPU of the host, regardless of `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// What NVML says when it cannot count them, or cannot look at one.
+    /// The error of NVML when it cannot count the GPUs, or cannot open one.
     pub fn gpus(&self) -> Result<Vec<Gpu>, NvmlError> {
         let count = self.inner.device_count().map_err(NvmlError::Count)?;
         (0..count)
@@ -222,13 +222,13 @@ impl Nvml {
             .collect()
     }
 
-    /// The GPU with this UUID, if it is one of the host.
+    /// Returns the GPU with this UUID, if the host has it.
     pub fn gpu(&self, uuid: &str) -> Option<Gpu> {
         let device = self.inner.device_by_uuid(uuid).ok()?;
         Some(look_at(device.index().ok()?, &device))
     }
 
-    /// How each two GPUs reach each other; those that NVML does not speak of are left out.
+    /// Returns the connection of each pair of GPUs; pairs that NVML does not report are left out.
     pub fn pairs(&self) -> Vec<Pair> {
         let count = self.inner.device_count().unwrap_or(0);
         let devices: Vec<(u32, Device<'_>)> =
@@ -256,7 +256,7 @@ impl Nvml {
         let path = if links > 0 {
             PairPath::Nvlink(links)
         } else {
-            // The handle is taken by value and is not to be had twice otherwise.
+            // The handle is taken by value, and there is no other way to get it twice.
             let again = self.inner.device_by_index(b);
             again
                 .and_then(|second| first.topology_common_ancestor(second))
@@ -267,15 +267,15 @@ impl Nvml {
         Pair { a, b, path, peer_access, nvlink_gbs }
     }
 
-    /// Bytes in use on each GPU by anybody, by its UUID. A GPU that does not tell is left out.
+    /// Returns the bytes in use by all processes on each GPU, by UUID. A GPU that does not report them is left out.
     pub fn memory_used(&self) -> BTreeMap<String, u64> {
         self.devices()
             .filter_map(|device| Some((device.uuid().ok()?, device.memory_info().ok()?.used)))
             .collect()
     }
 
-    /// Bytes that the process `pid` uses, over all GPUs; none if NVML does not list it. In a container the numbers of
-    /// processes may be those of the host, and then no process of the container is found.
+    /// Returns the bytes that the process `pid` uses, over all GPUs; none if NVML does not list it. In a container, process numbers
+    /// may be those of the host, and then no process of the container is found.
     pub fn memory_used_by(&self, pid: u32) -> Option<u64> {
         let processes = self.devices().filter_map(|device| device.running_compute_processes().ok()).flatten();
         let used =
@@ -305,7 +305,7 @@ fn look_at(index: u32, device: &Device<'_>) -> Gpu {
         match device.link_wrapper_for(link).is_active() {
             Ok(true) => up += 1,
             Ok(false) => down += 1,
-            // Beyond the last.
+            // This number is beyond the last link.
             Err(_) => {}
         }
     }
@@ -332,7 +332,7 @@ fn look_at(index: u32, device: &Device<'_>) -> Gpu {
     }
 }
 
-/// What one link carries each way, in GB/s: as the driver says, or else as links of its generation do.
+/// Returns the bandwidth of one link in each direction, in GB/s: as the driver reports it, or else that of its generation.
 fn link_speed(device: &Device<'_>) -> Option<f64> {
     told_speed(device).or_else(|| {
         let version = (0..MOST_LINKS).find_map(|link| device.link_wrapper_for(link).version().ok())?;
@@ -340,7 +340,7 @@ fn link_speed(device: &Device<'_>) -> Option<f64> {
     })
 }
 
-/// By NVML's number of the NVLink version: 1.0; 2.0 and 2.2; 3.0 and 3.1; 4.0; 5.0.
+/// Returns the speed for NVML's number of the NVLink version: 1.0; 2.0 and 2.2; 3.0 and 3.1; 4.0; 5.0.
 fn speed_of(version: u32) -> Option<f64> {
     match version {
         1 => Some(20.0),
@@ -361,7 +361,7 @@ fn told_speed(device: &Device<'_>) -> Option<f64> {
     (megabytes > 0.0).then_some(megabytes / 1000.0)
 }
 
-/// Links whose other end is the other GPU; where they end in switches, all that both have.
+/// Returns the links whose other end is the other GPU; if they end in switches, all links that both GPUs have.
 fn links_between(first: &Device<'_>, second: &Device<'_>, reachable: bool) -> u32 {
     let active = |device: &Device<'_>| {
         (0..MOST_LINKS).filter(|link| matches!(device.link_wrapper_for(*link).is_active(), Ok(true))).count()
@@ -399,7 +399,7 @@ fn obstacle(status: P2pStatus) -> &'static str {
     }
 }
 
-/// The reasons that mean less speed than the GPU has; idleness and set clocks are none.
+/// Returns the reasons that reduce the speed of the GPU; idleness and set clocks are none.
 fn throttles(reasons: ThrottleReasons) -> Vec<String> {
     let known = [
         (ThrottleReasons::HW_THERMAL_SLOWDOWN, "heat (hardware)"),

@@ -1,14 +1,14 @@
-//! NCCL's communicators of one group: how they are made, and how they end. `launch.rs` enqueues calls on them.
+//! NCCL's communicators of one group: their creation and their end. `launch.rs` enqueues calls on them.
 //!
 //! A group has up to three. The *bootstrap* communicator comes from a unique id; other groups are split off it, and nothing
 //! else uses it. The *abort* communicator is split off a bootstrap communicator. Calls run on the third, the *launch*
 //! communicator, which is split off the abort communicator and shares NCCL's abort flag with it.
 //!
-//! Bootstrap and abort communicator do not block: what makes or splits them is begun and then polled, so that a rank that is
-//! lost holds up nobody beyond the deadline. The launch communicator does block until NCCL has enqueued a call, because NCCL
-//! starts a thread for each call on a communicator that does not, which costs ten times what the call does. Should a call
-//! stay inside NCCL (a peer is gone before it has connected, or the GPU takes no more work), aborting the abort communicator,
-//! which no caller ever uses, gets it out; only then is the launch communicator freed.
+//! Bootstrap and abort communicator do not block: creation and split are started and then polled, so that a lost rank blocks no
+//! other rank beyond the deadline. The launch communicator does block until NCCL has enqueued a call, because NCCL starts a thread
+//! for each call on a non-blocking communicator, which costs ten times as much as the call. If a call stays inside NCCL (a peer is
+//! lost before it has connected, or the GPU accepts no more work), aborting the abort communicator, which no caller ever uses, ends
+//! it; only then is the launch communicator freed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,23 +26,24 @@ use crate::types::rank::Rank;
 use crate::types::sync::lock;
 
 const IN_PROGRESS: i32 = 7;
-/// How long to poll for the end of the calls of a group that is closed. The watchdog gives the group up before.
+/// Time for which a closed group polls for the end of its calls. The watchdog gives the group up before.
 const DRAIN: Duration = Duration::from_secs(20);
-/// How long NCCL has to finish what nothing uses.
+/// Timeout for NCCL to finish a communicator that is no longer in use.
 const FINISH: Duration = Duration::from_secs(5);
-/// How long the others have to hear that a group has failed, before its calls are aborted.
+/// Time for the other ranks to learn that a group has failed, before its calls are aborted.
 const HEARD: Duration = Duration::from_millis(20);
 
-/// How a group's communicators are made.
+/// The way in which a group's communicators are made.
 pub(crate) enum CommInit<'a> {
-    /// From a fresh unique id, which the group's rank 0 leaves in the store.
+    /// From a new unique id, which the group's rank 0 writes to the store.
     Id(&'a dyn Store),
-    /// Split off another group's, whose members all do so at the same time, behind [`NcclComm::gather`]. Members of one
-    /// colour are together, in the order of the key that follows it. The member of a group of one takes part, and gets none.
+    /// Split off another group's communicator. All members of that group do so at the same time, after [`NcclComm::gather`].
+    /// Members with the same colour form a communicator, in the order of the key that follows it. The member of a group of one
+    /// takes part, and gets none.
     Split(&'a NcclComm, u32, u32),
 }
 
-/// Which of a group's communicators.
+/// One of a group's communicators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Bootstrap,
@@ -50,7 +51,7 @@ pub(super) enum Kind {
     Launch,
 }
 
-/// Those that do not block.
+/// The communicators that do not block.
 #[derive(Default)]
 struct ParentComms {
     bootstrap: Option<Handle>,
@@ -62,16 +63,16 @@ pub(crate) struct NcclComm {
     pub(super) nccl: Nccl,
     pub(super) device: Device,
     pub(super) status: Arc<Status>,
-    /// Held while others are split off them.
+    /// Locked while other communicators are split off them.
     parents: Mutex<ParentComms>,
-    /// None before it is made and after it has been given up. A caller that is inside NCCL uses its own copy: it is freed only
-    /// when none is.
+    /// None before it is made and after it has been given up. A caller inside NCCL uses its own copy: the communicator is freed
+    /// only when no caller is inside.
     launch: Mutex<Option<Handle>>,
     is_drained: AtomicBool,
 }
 
-/// The configuration of NCCL 2.18, the oldest accepted: newer ones take the part they are given and keep their defaults for
-/// the rest. What it does not say is NCCL's choice.
+/// Returns the configuration of NCCL 2.18, the oldest supported version: newer ones use the given part and their defaults for the
+/// rest. NCCL chooses all values that are not set.
 const fn config(kind: Kind) -> ncclConfig_t {
     const UNSET: i32 = i32::MIN;
     ncclConfig_t {
@@ -83,13 +84,13 @@ const fn config(kind: Kind) -> ncclConfig_t {
         minCTAs: UNSET,
         maxCTAs: UNSET,
         netName: std::ptr::null(),
-        // Of a communicator with what is split off it.
+        // Applies to a communicator and those split off it.
         splitShare: matches!(kind, Kind::Abort) as i32,
     }
 }
 
-/// Where NCCL puts the handle of a communicator that it makes. It does so from a thread of its own, which may be late: the
-/// place is given up only once NCCL has said that it is done.
+/// The location where NCCL writes the handle of a communicator that it makes. NCCL does so from a thread of its own, which may be
+/// late: the location is freed only once NCCL has reported that it is done.
 struct Place(Box<AtomicUsize>);
 
 impl Place {
@@ -101,19 +102,20 @@ impl Place {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Leaves it to NCCL, which may still write to it, for ever.
+    /// Leaks it for NCCL, which may still write to it at any time.
     fn abandon(self) {
         Box::leak(self.0);
     }
 }
 
-/// What makes, splits or finalizes a communicator says that it is done when it has only begun: it must be polled.
+/// Turns success into progress: creation, split and finalization of a communicator report success when they have only begun, and
+/// must be polled.
 const fn begun(code: i32) -> i32 {
     if code == 0 { IN_PROGRESS } else { code }
 }
 
 impl NcclComm {
-    /// A group whose communicators are still to be made.
+    /// Creates a group whose communicators are not made yet.
     pub(super) fn new(nccl: Nccl, device: &Device, status: &Arc<Status>) -> Self {
         Self {
             nccl,
@@ -125,8 +127,8 @@ impl NcclComm {
         }
     }
 
-    /// Makes the communicators, or gives up at the deadline, when a member is lost, or when NCCL refuses. Returns the handle
-    /// that calls run on; none in a group of one.
+    /// Makes the communicators, or gives up at the deadline, when a member is lost, or when NCCL fails. Returns the handle for the
+    /// calls; none in a group of one.
     pub(super) fn init(&self, init: &CommInit<'_>, deadline: Instant) -> Result<Option<Handle>> {
         let (status, started) = (&*self.status, Instant::now());
         let members = &status.members;
@@ -166,7 +168,7 @@ impl NcclComm {
             return Ok(id);
         }
         let started = Instant::now();
-        // The watchdog may hear meanwhile that a member is lost.
+        // The watchdog may learn in the meantime that a member is lost.
         let watched = Watched { store, check: || status.check() };
         let bytes = watched.get(&key, deadline).map_err(|error| match error {
             Error::Timeout { .. } => status.check().err().unwrap_or_else(|| Error::Timeout {
@@ -196,8 +198,8 @@ impl NcclComm {
                 self.nccl.ncclCommInitRankConfig(place.0.as_ptr().cast(), n, id, rank, &raw mut config)
             )
         };
-        // NCCL gives the handle at once, as it is needed for polling. Also when it fails: then it is ended with the rest,
-        // which waits for the lock.
+        // NCCL writes the handle at once, as it is needed for polling. It does so also when it fails: the handle is then ended with
+        // the others, under the same lock.
         let handle = place.now();
         parents.bootstrap = (handle != 0).then_some(handle);
         let outcome = self.poll("ncclCommInitRankConfig", begun(code), handle, deadline);
@@ -207,8 +209,9 @@ impl NcclComm {
         outcome
     }
 
-    /// Splits one off the bootstrap or the abort communicator of `parent`, together with all its members. Members of one
-    /// colour are together, in the order of the key that follows it. A rank without a colour takes part and gets none.
+    /// Splits a communicator off the bootstrap or the abort communicator of `parent`, together with all its members. Members with
+    /// the same colour form a communicator, in the order of the key that follows it. A rank without a colour takes part and gets
+    /// none.
     fn split(
         &self,
         parent: &Self,
@@ -243,7 +246,7 @@ impl NcclComm {
             )
         };
         if let Err(error) = self.poll_on(&parent.status, "ncclCommSplit", begun(code), of, deadline) {
-            // Whatever was made of the child ends with the process: NCCL gives no handle to end it by.
+            // The unfinished child ends with the process: NCCL gives no handle to end it.
             place.abandon();
             return Err(error);
         }
@@ -258,14 +261,14 @@ impl NcclComm {
         Ok(())
     }
 
-    /// Waits until NCCL is done with what `call` began on a communicator that does not block.
+    /// Waits until NCCL has finished the work that `call` started on a non-blocking communicator.
     ///
-    /// Never sits inside NCCL: it polls, and leaves at the deadline or once the group has failed.
+    /// Never blocks inside NCCL: it polls, and returns at the deadline or once the group has failed.
     pub(super) fn poll(&self, call: &'static str, code: i32, comm: Handle, deadline: Instant) -> Result<()> {
         self.poll_on(&self.status, call, code, comm, deadline)
     }
 
-    /// As [`poll`](Self::poll), for what was begun for this group on a communicator of another: either's failure ends it.
+    /// As [`poll`](Self::poll), for work of this group on a communicator of another group: the failure of either group ends it.
     fn poll_on(
         &self,
         owner: &Status,
@@ -308,25 +311,25 @@ impl NcclComm {
         }
     }
 
-    /// Errors once the group has failed.
+    /// Returns an error once the group has failed.
     pub(crate) fn check(&self) -> Result<()> {
         self.status.check()
     }
 
-    /// Waits until all members have come to split groups of this kind off it; `group` is this rank's.
+    /// Waits until all members have arrived to split groups of this kind off it; `group` is this rank's.
     ///
-    /// NCCL splits together with all of them, and cannot say whom it waits for. To know it costs a few small messages to the
-    /// store, next to the tenths of a second that a split takes.
+    /// NCCL splits together with all of them, and cannot report which one it waits for. This knowledge costs a few small messages
+    /// to the store, while a split takes tenths of a second.
     pub(crate) fn gather(&self, store: &dyn Store, kind: &str, group: &str, deadline: Instant) -> Result<()> {
         let (status, members) = (&*self.status, &self.status.members);
         let ranks: Vec<Rank> = members.all.iter().map(|member| member.rank).collect();
-        // The watchdog may hear meanwhile that one is lost, or gives up.
+        // The watchdog may learn in the meantime that a member is lost, or gives up.
         let watched = Watched { store, check: || status.check() };
         gather(&watched, (&members.group, &ranks, members.position), kind, group, deadline)
             .map_err(|error| status.check().err().unwrap_or(error))
     }
 
-    /// NCCL's error for this code, with its own words.
+    /// Returns NCCL's error for this code, with NCCL's message.
     #[cold]
     pub(super) fn error(&self, call: &'static str, code: i32, comm: Handle) -> Error {
         // SAFETY: any code is accepted, and a null communicator too; what is returned is text of the library.
@@ -340,22 +343,22 @@ impl NcclComm {
     }
 
     fn drain(&self) {
-        // The abort communicator stays where it is found until the calls are over: it ends those that never are.
+        // The abort communicator stays in place until the calls have ended: it ends those that hang.
         let launch = lock(&self.launch).take();
         if let Some(launch) = launch
-            // When NCCL takes longer than it may, the group is given up, and that ends this.
+            // When NCCL exceeds its timeout, the group is given up, and that ends this.
             && !self.finalize_one(launch, DRAIN)
         {
             if self.status.has_failed() {
                 std::thread::sleep(HEARD);
                 self.abort_one(launch);
             } else {
-                // Whoever gives the group up aborts it, once the others know.
+                // The code that gives the group up aborts it, once the other ranks know.
                 *lock(&self.launch) = Some(launch);
             }
             return;
         }
-        // Freeing what they had may wait for other work on the GPU.
+        // Freeing their resources may wait for other work on the GPU.
         self.is_drained.store(true, Ordering::Release);
         if let Some(launch) = launch {
             self.destroy_one(launch);
@@ -370,7 +373,7 @@ impl NcclComm {
         }
     }
 
-    /// Lets NCCL come to the end of all that one does, of which nobody else has the handle. Whether it has.
+    /// Lets NCCL finish all work of a communicator that no other thread uses. Returns true if it has finished.
     fn finalize_one(&self, handle: Handle, patience: Duration) -> bool {
         // SAFETY: nobody else has the handle any more.
         let code = unsafe { foreign!(nccl, self.nccl.ncclCommFinalize(handle as ncclComm_t)) };
@@ -385,11 +388,11 @@ impl NcclComm {
 
     fn abort_all(&self) {
         let ParentComms { bootstrap, abort } = std::mem::take(&mut *lock(&self.parents));
-        // The abort communicator first: kernels and callers of what shares its abort flag end with it.
+        // The abort communicator first: kernels and callers of communicators that share its abort flag end with it.
         for handle in [abort, bootstrap].into_iter().flatten() {
             self.abort_one(handle);
         }
-        // Nobody new comes in, as the group has failed. Until the last has come out, what it uses stays.
+        // No new caller enters, as the group has failed. Until the last caller has returned, its resources stay.
         while self.status.is_inside() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -414,7 +417,7 @@ impl NcclComm {
 
 impl Monitored for NcclComm {
     fn async_error(&self) -> Option<Error> {
-        // Held while it is asked: it is freed behind this lock only.
+        // The lock is held during the query: the communicator is freed only under this lock.
         let launch = lock(&self.launch);
         let handle = (*launch)?;
         let mut state = 0;
@@ -439,7 +442,7 @@ impl Monitored for NcclComm {
     }
 }
 
-/// Waits until all ranks of `parent`, this one being at `position`, have come to split groups of this kind off it.
+/// Waits until all ranks of `parent` have arrived to split groups of this kind off it. This rank is at `position`.
 fn gather(
     store: &dyn Store,
     (parent, ranks, position): (&str, &[Rank], usize),
@@ -465,7 +468,7 @@ mod tests {
     use crate::membership::store::MemoryStore;
     use crate::testing::LATE;
 
-    /// What each of these ranks of a world of four comes to, of which the first two are a group and the others another.
+    /// Returns the result of each of these ranks of a world of four, in which the first two form one group and the others another.
     fn come(there: &[u32], patience: Duration) -> Vec<Result<()>> {
         let (store, world) = (MemoryStore::new(), Rank::all(4).collect::<Vec<_>>());
         let come = |rank: u32| {

@@ -1,4 +1,4 @@
-//! Whether a rank can use NCCL, and the groups that do.
+//! Checks whether a rank can use NCCL, and makes the groups that use it.
 
 use std::sync::Arc;
 
@@ -18,21 +18,21 @@ use crate::types::rank::LocalRank;
 #[derive(Default)]
 pub(crate) struct Factory {
     gpu: Option<Gpu>,
-    /// What the communicators of the layout's groups are split off.
+    /// The communicators from which those of the layout's groups are split.
     world: Option<Arc<NcclComm>>,
 }
 
-/// A GPU and the library, ready to be used.
+/// A GPU and the library, ready for use.
 struct Gpu {
     device: Device,
     nccl: Nccl,
     version: Version,
-    /// What its NVLinks carry together in one direction, in 10⁹ bytes per second, as NVML rates them.
+    /// Total bandwidth of its NVLinks in one direction, in 10⁹ bytes per second, according to NVML.
     link_gbs: Option<f64>,
 }
 
-/// Why this rank cannot use NCCL, in words that are the same on all ranks that have the reason: whoever tells it says on
-/// which.
+/// The reason why this rank cannot use NCCL, in words that are the same on all ranks with that reason: the code that reports it
+/// adds the ranks.
 #[derive(Debug, thiserror::Error)]
 enum Obstacle {
     #[error(transparent)]
@@ -51,7 +51,7 @@ enum Obstacle {
 }
 
 impl Obstacle {
-    /// In a few words.
+    /// Returns a short description.
     fn summary(&self) -> &'static str {
         match self {
             Self::Library(missing) if missing.library == <Nccl as Table>::NAME => "NCCL was not found",
@@ -75,7 +75,7 @@ fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
         context.listens.clone().map_err(Obstacle::DoesNotListen)?;
         device.clone()
     } else {
-        // The only GPU that a rank sees is its own, wherever it stands on its host.
+        // The only GPU that a rank sees is its own, whatever the rank's position on its host.
         let sees_one = libraries.device_count().is_ok_and(|count| count == 1);
         let local_rank =
             context.local_rank.or(sees_one.then_some(LocalRank(0))).ok_or(Obstacle::NoLocalRank)?;
@@ -98,14 +98,14 @@ fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
     Ok(Gpu { device, nccl: nccl.functions, version: nccl.version, link_gbs })
 }
 
-/// Nothing depends on it but a column of the profile: a driver that does not tell is not asked why.
+/// Returns the rated bandwidth. Only a column of the profile depends on it: a missing value is no error.
 fn rated(uuid: &str) -> Option<f64> {
     let gpu = Nvml::open().ok()?.gpu(uuid)?;
     gpu.nvlink_gbs.map(|each| each * f64::from(gpu.nvlinks)).filter(|all| *all > 0.0)
 }
 
 impl Gpu {
-    /// What the other ranks need to know of it.
+    /// Returns the facts that the other ranks need to know of it.
     fn capability(&self) -> Capability {
         let info = self.device.info();
         Capability {
@@ -153,9 +153,9 @@ impl BackendFactory for Factory {
             });
         };
         let init = match (&self.world, group.together) {
-            // A communicator can be split off the world's.
+            // A communicator can be split off that of the world.
             (Some(world), Together::Everybody(kind)) => {
-                // Before the members connect: those who wait for one of theirs would be missing here too.
+                // Before the members connect: otherwise members that wait for a missing one would be missing here too.
                 world.gather(&**group.store, kind, group.name, group.deadline)?;
                 CommInit::Split(world, group.members[0].rank.0, group.rank.0)
             }
@@ -165,7 +165,7 @@ impl BackendFactory for Factory {
             Ok(connections) => connections.into_slots(),
             Err(unconnected) => {
                 let Unconnected { error, connections } = *unconnected;
-                // What another rank has said to all of them says more than that it is gone.
+                // The reason that another rank has reported to all ranks is more specific than its loss.
                 let told = self.world.as_ref().and_then(|world| world.check().err());
                 let error = told.unwrap_or(error);
                 stream::decline(connections, &error);

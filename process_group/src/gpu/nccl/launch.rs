@@ -1,4 +1,4 @@
-//! From a call to functions of NCCL.
+//! Translates a call into functions of NCCL.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,18 +21,18 @@ use crate::types::operation::{Operation, ReduceOp};
 /// Enqueues the calls of one group.
 pub(crate) struct NcclLauncher {
     comm: Arc<NcclComm>,
-    /// What calls run on; none in a group of one.
+    /// The communicator for calls; none in a group of one.
     handle: Option<Handle>,
-    /// What barriers reduce.
+    /// The buffer that barriers reduce.
     token: DeviceBuffer,
     paths: PathTable,
-    /// Whether a group of calls is open.
+    /// True while a group of calls is open.
     is_grouped: bool,
-    /// Kernels of calls of the open group, which come behind NCCL's part.
+    /// Kernels of calls of the open group, which follow NCCL's part.
     post: Vec<PostKernel>,
 }
 
-/// The addresses of a call: what it reads, and what it writes.
+/// The addresses of a call: its input and its output.
 #[derive(Clone, Copy)]
 struct Buffers {
     input: Address,
@@ -49,7 +49,7 @@ struct Launch<'a, 'b> {
 }
 
 impl NcclLauncher {
-    /// For a communicator that has been made.
+    /// Creates a launcher for a communicator that has been made.
     ///
     /// # Errors
     /// Those of the GPU's memory.
@@ -59,7 +59,7 @@ impl NcclLauncher {
         Ok(Self { comm: Arc::clone(comm), handle, token, paths, is_grouped: false, post: Vec::new() })
     }
 
-    /// What NCCL's code means. The caller is inside NCCL still, so that the communicator is there to be asked.
+    /// Interprets NCCL's code. The caller is still inside NCCL, so that the communicator can be queried.
     fn outcome(&self, call: &'static str, code: i32, deadline: Instant) -> Result<()> {
         // With NCCL_COMM_BLOCKING=0 calls do not block, and must be polled.
         self.comm.poll(call, code, self.handle.unwrap_or_default(), deadline)
@@ -100,7 +100,7 @@ impl Communicator for NcclLauncher {
         }
         let output = call.output.as_ref().and_then(ViewMut::device).map(|m| m.address);
         let input = call.input.and_then(|v| v.device()).map(|m| m.address);
-        // On ranks that have one of the two only, NCCL is given it for both and does not look at the other.
+        // On ranks that have only one of the two, NCCL gets it for both and does not use the other.
         let buffers = Buffers {
             input: input.or(output).unwrap_or_default(),
             output: output.or(input).unwrap_or_default(),
@@ -133,7 +133,7 @@ impl Communicator for NcclLauncher {
 }
 
 impl Launch<'_, '_> {
-    /// Hands the call to NCCL. Returns the kernel that must come behind it, if it needs one.
+    /// Passes the call to NCCL. Returns the kernel that must follow it, if it needs one.
     #[inline]
     fn run(&self) -> Result<Option<PostKernel>> {
         let Call { fingerprint, in_place, .. } = *self.call;
@@ -219,7 +219,7 @@ impl Launch<'_, '_> {
         Ok(None)
     }
 
-    /// Reduces over all ranks: to all of them, to one, or to each its chunk.
+    /// Reduces over all ranks: to all of them, to one, or to each rank its chunk.
     #[inline]
     fn reduction(&self, op: ReduceOp) -> Result<Option<PostKernel>> {
         let Call { fingerprint, in_place, .. } = *self.call;
@@ -284,7 +284,8 @@ impl Launch<'_, '_> {
         Ok(post.filter(|_| gets_result))
     }
 
-    /// Chunks between pairs of ranks: for each peer, from where to send and to where to receive.
+    /// Exchanges chunks between pairs of ranks: `pair` returns for each peer the address to send from and the address to receive
+    /// at.
     fn exchange(&self, pair: impl Fn(usize) -> (Option<Address>, Option<Address>)) -> Result<()> {
         let (me, n) = (self.position(), self.members());
         let (count, kind) = (self.call.fingerprint.count, nccl_type(self.call.fingerprint.dtype));
@@ -292,8 +293,8 @@ impl Launch<'_, '_> {
         self.nccl("ncclGroupEnd", |t, c| {
             // SAFETY: ended below, on the same thread.
             let mut code = unsafe { foreign!(nccl, t.ncclGroupStart()) };
-            // Everybody starts with another peer, so that not all send to the same at once. A rank's own chunk goes the same
-            // way, among the others, unless it is in its place already.
+            // Every rank starts with a different peer, so that not all send to the same one at once. A rank's own chunk is handled
+            // like the others, unless it is already in its place.
             for peer in (0..n).map(|distance| (me + distance) % n) {
                 let (send, receive) = match pair(peer) {
                     (Some(from), Some(to)) if from == to => (None, None),
@@ -316,7 +317,7 @@ impl Launch<'_, '_> {
         })
     }
 
-    /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it).
+    /// Calls NCCL, which returns when it has accepted the call (not when the GPU has finished it).
     #[inline]
     fn nccl(&self, name: &'static str, call: impl FnOnce(&Nccl, ncclComm_t) -> i32) -> Result<()> {
         let Some(handle) = self.launcher.handle else {
@@ -337,7 +338,7 @@ impl Launch<'_, '_> {
         self.launcher.comm.status.members.position
     }
 
-    /// Where the chunk of a rank begins.
+    /// Returns the address of the chunk of a rank.
     fn chunk(&self, base: Address, rank: usize) -> Address {
         base + (rank * self.call.fingerprint.count * self.call.fingerprint.dtype.size()) as u64
     }

@@ -20,10 +20,10 @@ use communicator::{CommInit, NcclComm};
 pub(crate) use factory::Factory;
 use launch::NcclLauncher;
 
-/// Makes the communicators of a group, with all its members, who are connected by `channels` (none for this rank itself).
+/// Makes the communicators of a group, with all its members, which `channels` connect (none for this rank itself).
 ///
 /// # Errors
-/// Names a member that is lost or does not come by the deadline; those of NCCL and of the GPU.
+/// Names a member that is lost or does not arrive by the deadline; those of NCCL and of the GPU.
 fn connect(
     nccl: Nccl,
     device: &Device,
@@ -43,7 +43,7 @@ fn connect(
         }
     };
     let monitored = MonitoredWithPeers { behind: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
-    // Watches from here on: a member that dies during the start is noticed too.
+    // Watches from now on: the death of a member during the start is noticed too.
     let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
     let launcher =
         comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle)).and_then(|nccl| {
@@ -52,7 +52,7 @@ fn connect(
             let sharing = Sharing { store: &store, ..sharing };
             PeerMemory::new(nccl, device, &status.members, &sharing, &abort, deadline)
         });
-    // The others hear why, while the watchdog is there to tell them.
+    // The other ranks learn the reason while the watchdog can still tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
     Ok((StreamGroup::new(launcher, watchdog, device, instruments)?, comm))
 }

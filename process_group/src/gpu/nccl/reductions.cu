@@ -1,6 +1,5 @@
-// What NCCL's reductions lack of the documented ones: means that are the sum divided at the end, and minima and maxima in
-// which a NaN wins. Compiled with KIND, the number of the element type, and SMALLEST, 1 where the minimum is wanted.
-// Includes nothing.
+// The documented reductions that NCCL lacks: means that are the sum divided at the end, and minima and maxima in which a NaN wins.
+// Compiled with KIND, the number of the element type, and SMALLEST, 1 for the minimum. Includes nothing.
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -58,7 +57,7 @@ __device__ T narrow(W x) { return x; }
 extern "C" __global__ void divide(T* x, u64 count, u32 ranks) {
     EACH(i) {
 #if KIND >= 4
-        // Ranks may be more than the type holds: then only its smallest values are not zero after.
+        // There may be more ranks than the type can represent: then only its smallest values are non-zero afterwards.
         x[i] = sizeof(T) < 8 ? (T)((i64)x[i] / (i64)ranks) : (T)(x[i] / (T)ranks);
 #else
         x[i] = narrow(widen(x[i]) / (W)ranks);
@@ -87,7 +86,7 @@ extern "C" __global__ void to_keys(const T* x, K* keys, u64 count) {
 extern "C" __global__ void from_keys(const K* keys, T* x, u64 count) {
     EACH(i) {
         K k = keys[i];
-        // A NaN's own bits: all of the exponent and the first of the fraction.
+        // The bits of a NaN: all of the exponent and the first of the fraction.
         x[i] = k == NAN_KEY ? narrow(value((K)(sizeof(K) == 4 ? 0x7fc00000ll : 0x7ff8000000000000ll)))
                             : narrow(value(k >= 0 ? k : (K)(k ^ HIGHEST)));
     }

@@ -1,5 +1,4 @@
-//! The reductions that NCCL lacks, or means otherwise: which they are, and the kernels that come before and behind NCCL's
-//! part.
+//! The reductions that NCCL lacks or defines differently, and the kernels that run before and after NCCL's part.
 
 use crate::device::nccl::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::device::{Address, Device, Kernel, Launch, Stream};
@@ -10,17 +9,17 @@ use crate::types::operation::ReduceOp;
 /// CUDA C++ without headers.
 const SOURCE: &str = include_str!("reductions.cu");
 const THREADS: u32 = 256;
-/// More blocks than this do not fit a GPU at once; the kernels walk on.
+/// More blocks than this do not fit a GPU at once; each block then processes several parts.
 const BLOCKS: u32 = 1024;
 
-/// NCCL's sum, for reductions that kernels of ours finish and for barriers.
+/// NCCL's sum, for reductions that kernels of this crate finish and for barriers.
 pub(super) const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
-/// A kernel that must come behind NCCL's part of a call.
+/// A kernel that must follow NCCL's part of a call.
 pub(super) enum PostKernel {
     /// Divide each element by a number of ranks.
     Divide(Elements, usize),
-    /// Turn keys, at this address, into the elements; whether they are the keys of minima.
+    /// Turn keys, at this address, into the elements; true for the keys of minima.
     FromKeys(Address, Elements, bool),
 }
 
@@ -33,7 +32,7 @@ impl PostKernel {
     }
 }
 
-/// NCCL's reduction.
+/// Returns NCCL's reduction.
 pub(super) const fn nccl_op(op: ReduceOp) -> ncclRedOp_t {
     match op {
         ReduceOp::Sum => ncclRedOp_t::ncclSum,
@@ -44,7 +43,7 @@ pub(super) const fn nccl_op(op: ReduceOp) -> ncclRedOp_t {
     }
 }
 
-/// NCCL's element type.
+/// Returns NCCL's element type.
 pub(super) const fn nccl_type(dtype: DType) -> ncclDataType_t {
     match dtype {
         DType::I8 => ncclDataType_t::ncclInt8,
@@ -60,7 +59,7 @@ pub(super) const fn nccl_type(dtype: DType) -> ncclDataType_t {
     }
 }
 
-/// The type of the keys of a float type.
+/// Returns the type of the keys of a float type.
 pub(super) const fn key_type(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::I64,
@@ -80,7 +79,7 @@ fn launch(count: usize) -> Launch {
     launch
 }
 
-/// Elements in the memory of the GPU, with what the caller of this module promises: they stay until the stream is past.
+/// Elements in the memory of the GPU. The caller of this module guarantees that they stay until the stream has passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Elements {
     pub(super) address: Address,

@@ -1,13 +1,13 @@
-//! The word by which the host ends kernels.
+//! The word with which the host ends kernels.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::device::{Address, Device, DeviceError, PinnedBuffer};
 
-/// Bytes of page-locked memory: as few as it takes.
+/// Bytes of page-locked memory: the minimum.
 const BYTES: usize = size_of::<u32>();
 
-/// The word by which the host ends kernels that wait.
+/// The word with which the host ends waiting kernels.
 pub(in crate::gpu) struct AbortWord {
     memory: PinnedBuffer,
     address: Address,
@@ -27,27 +27,27 @@ impl AbortWord {
         unsafe { AtomicU32::from_ptr(self.memory.pointer().cast()) }
     }
 
-    /// Kernels that wait end soon, with wrong results.
+    /// Ends waiting kernels soon, with wrong results.
     pub(super) fn set(&self) {
         self.word().store(1, Ordering::Release);
     }
 
-    /// From now on the group relies on the kernels.
+    /// Marks that the group relies on the kernels from now on.
     pub(super) fn rely(&self) {
         self.is_relied_on.store(true, Ordering::Release);
     }
 
-    /// Whether a kernel has given up, or was told to, on which the group relies.
+    /// Returns true if a kernel on which the group relies has given up, or was told to.
     pub(super) fn is_set(&self) -> bool {
         self.is_relied_on.load(Ordering::Acquire) && self.is_written()
     }
 
-    /// The same, on which it need not rely yet.
+    /// Returns the same for kernels on which the group need not rely yet.
     pub(super) fn is_written(&self) -> bool {
         self.word().load(Ordering::Acquire) != 0
     }
 
-    /// Where the GPU sees it.
+    /// Returns the address on the GPU.
     pub(super) const fn address(&self) -> Address {
         self.address
     }

@@ -1,11 +1,11 @@
-// An all-reduce, with what follows it in a layer of a transformer: see vectors.cu.
+// An all-reduce fused with the next operations of a transformer's layer: see vectors.cu.
 
-// What is done with the sum.
+// The operations after the sum.
 struct Norm {
     // The sum is added to it.
     T* residual;
     const float* weight;
-    // Elements of a row: whole vectors, no more than a cluster has threads.
+    // Elements of a row: whole vectors, at most as many as a cluster has threads.
     u32 columns;
     float epsilon;
 };
@@ -16,9 +16,9 @@ __device__ __forceinline__ u32 cluster_blocks() { u32 n; asm("mov.u32 %0, %clust
 __device__ __forceinline__ u32 block_in_cluster() { u32 i; asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(i)); return i; }
 __device__ __forceinline__ void tell_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-// All blocks of a cluster have started when they come to `wait_for_cluster` for the first time, and may use each other's memory.
+// All blocks of a cluster have started when they reach `wait_for_cluster` for the first time, and may use each other's memory.
 __device__ __forceinline__ void meet_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
-// Into the memory of a block of the cluster, where this block has `to`.
+// Stores into the memory of a block of the cluster, at the position of this block's `to`.
 __device__ __forceinline__ void store_in_cluster(float* to, u32 block, float x) {
     u32 here = (u32)__cvta_generic_to_shared(to), there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
@@ -50,8 +50,8 @@ __device__ __forceinline__ void load_weight(float (&weight)[PER], const float* f
     }
 }
 
-// The sum over all threads of a cluster, on all of them, in an order that depends on nothing but its shape. `sums`: one for each
-// warp of the cluster, which nobody reads any more.
+// Returns the sum over all threads of a cluster to all of them, in an order that depends only on its shape. `sums` has one element
+// for each warp of the cluster, which no thread reads any more.
 __device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = cluster_blocks();
     x = sum_of_warp(x);
@@ -83,7 +83,7 @@ struct OneShotSum {
     }
 };
 
-// The same in two steps: each row has an owner, which adds it and sends the sum to all others.
+// Sums in two steps: each row has an owner, which adds it and sends the sum to all others.
 struct TwoShotSum {
     u64 scattered, gathered;
     u32 column, width;
@@ -105,9 +105,9 @@ struct TwoShotSum {
     }
 };
 
-// A sum; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is
-// rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector. No thread ends
-// before the others of its cluster, which store into the memory of its block.
+// A sum; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is rounded
+// as in a kernel of its own. A cluster handles a row at a time, and each of its threads a vector. No thread ends before the others
+// of its cluster, which store into the memory of its block.
 template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(const Call& call, const Norm& norm, Start& s) {
     __shared__ float sums[2][128];
     const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;

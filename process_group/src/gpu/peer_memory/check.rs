@@ -1,4 +1,4 @@
-//! Whether the kernels give right values on these GPUs: before the first call.
+//! Checks before the first call that the kernels produce correct values on these GPUs.
 
 use half::{bf16, f16};
 
@@ -10,8 +10,8 @@ use crate::device::{Device, DeviceBuffer, DeviceError};
 use crate::paths::gpu::PEER_TYPES;
 use crate::types::dtype::DType;
 
-/// What is tried: whole vectors of several rows; parts of vectors, off their alignment; and a row that takes a cluster, of which one
-/// block has nothing to do.
+/// The tested sizes: whole vectors of several rows; parts of vectors, not aligned; and a row that takes a cluster, of which one
+/// block has no work.
 const SIZES: [Size; 3] = [
     Size { count: 1000, columns: 200, offset: 0 },
     Size { count: 1003, columns: 0, offset: 1 },
@@ -26,9 +26,9 @@ const ROOT: usize = 1;
 #[derive(Clone, Copy)]
 struct Size {
     count: usize,
-    /// Elements of a row; 0: it is no whole number of rows.
+    /// Number of elements of a row; 0 if it is not a whole number of rows.
     columns: usize,
-    /// Elements by which the arrays are off their alignment.
+    /// Number of elements by which the arrays are misaligned.
     offset: usize,
 }
 
@@ -76,7 +76,7 @@ struct Trial<'a> {
     size: Size,
 }
 
-/// Small numbers that differ from rank to rank: all sums are exact in every type.
+/// Returns small numbers that differ from rank to rank: all sums are exact in every type.
 fn operand(rank: usize, i: usize) -> f32 {
     (i % 7 + rank) as f32 - 3.0
 }
@@ -86,7 +86,7 @@ fn weight(i: usize) -> f32 {
 }
 
 impl Trial<'_> {
-    /// What is wrong, if anything.
+    /// Returns a description of the error, if there is one.
     fn run(&self, entry: Entry) -> Result<Option<String>, DeviceError> {
         let (n, me, size) = (self.ranks, self.position, self.dtype.size());
         let Size { count, columns, offset } = self.size;
@@ -146,7 +146,7 @@ impl Trial<'_> {
     }
 }
 
-/// The first element that is not what it should be.
+/// Returns the first element that differs from its expected value.
 fn differs(got: &[f32], want: impl Fn(usize) -> f32) -> Option<String> {
     let (i, got) = got.iter().enumerate().find(|(i, got)| **got != want(*i))?;
     Some(format!("element {i} is {got}, not {}", want(i)))

@@ -10,8 +10,7 @@
         launch_next();                                                                                          \
     }
 
-// Where a thread has several vectors, it is this many ahead with what it sends of what it receives, so that the links carry data
-// all the time.
+// Number of vectors by which a thread with several sends ahead of its receives, so that the links carry data all the time.
 #define DEPTH 2
 // Slots of chunks: [scattered, gathered][phase][source].
 #define SCATTERED (s.phase() * RANKS * call.capacity)
@@ -37,15 +36,15 @@ template <bool WHOLE> __device__ __forceinline__ void one_shot_of(const Call& ca
 }
 KERNEL(one_shot, RANKS == 2 ? 8 : 4)
 
-// The vectors of an array are dealt out warp by warp, so that in each block some warps send while others add: 32 for the first
-// owner, 32 for the next. Each owner's come one after the other in its slots.
+// The vectors of an array are distributed by warps, so that in each block some warps send while others add: 32 for the first owner,
+// 32 for the next. Each owner's vectors are consecutive in its slots.
 template <u32 OWNERS> struct Share {
     u32 owner;
     u64 at;
     __device__ __forceinline__ explicit Share(u32 v) : owner(v / 32 % OWNERS), at((u64)(v / (32 * OWNERS) * 32 + v % 32) * 16) {}
 };
 
-// Each vector is sent to its owner, who adds and sends the sum to all: a reduce-scatter and an all-gather in one kernel.
+// Each vector is sent to its owner, which adds and sends the sum to all: a reduce-scatter and an all-gather in one kernel.
 template <bool WHOLE> __device__ __forceinline__ void two_shot_of(const Call& call, Start& s) {
     const u32 steps = (s.vectors + s.stride - 1) / s.stride, ahead = steps > 1 ? DEPTH : 0;
     Words own;
@@ -101,7 +100,7 @@ template <bool WHOLE> __device__ __forceinline__ void reduce_scatter_of(const Ca
 }
 KERNEL(reduce_scatter, RANKS == 2 ? 8 : 4)
 
-// `in`: this rank's chunk. `out`: those of all ranks.
+// `in`: this rank's chunk. `out`: the chunks of all ranks.
 template <bool WHOLE> __device__ __forceinline__ void all_gather_of(const Call& call, Start& s) {
     const u32 steps = (s.vectors + s.stride - 1) / s.stride, ahead = steps > 1 ? DEPTH : 0;
     const bool aligned = s.aligned && call.pitch % PER == 0;
@@ -128,8 +127,8 @@ template <bool WHOLE> __device__ __forceinline__ void all_gather_of(const Call& 
 }
 KERNEL(all_gather, RANKS == 2 ? 8 : 4)
 
-// In a broadcast not every rank has data for every other, but each must hear from all: it sends an empty vector, into slots of
-// this kernel's phase that its data do not take.
+// In a broadcast not every rank has data for every other, but each must receive from all: a rank without data sends an empty
+// vector, into slots of this kernel's phase that its data do not use.
 __device__ __forceinline__ bool has_token(const Start& s) {
     return s.vectors > 0 && blockIdx.x == 0 && threadIdx.x < RANKS && threadIdx.x != RANK;
 }
@@ -141,7 +140,7 @@ __device__ __forceinline__ void receive_token(const Call& call, const Start& s, 
     if (has_token(s)) receive(call, call.slots[RANK] + at + threadIdx.x * 16);
 }
 
-// The root sends everything to every other rank. Its data take the slots of all sources.
+// The root sends everything to every other rank. Its data use the slots of all sources.
 template <bool WHOLE> __device__ __forceinline__ void broadcast_of(const Call& call, Start& s) {
     Words own;
     const bool is_root = call.root == RANK;
@@ -162,7 +161,7 @@ template <bool WHOLE> __device__ __forceinline__ void broadcast_of(const Call& c
 }
 KERNEL(broadcast, RANKS <= 4 ? 8 : 4)
 
-// The root sends each vector to its owner, one of the other ranks, who sends it to all but the root.
+// The root sends each vector to its owner, one of the other ranks, which sends it to all but the root.
 template <bool WHOLE> __device__ __forceinline__ void scatter_gather_of(const Call& call, Start& s) {
     const u32 steps = (s.vectors + s.stride - 1) / s.stride, ahead = steps > 1 ? DEPTH : 0;
     const bool is_root = call.root == RANK;

@@ -1,4 +1,4 @@
-//! What kernels there are.
+//! The list of kernels.
 
 use crate::paths::{Path, PeerAlgorithm};
 
@@ -41,7 +41,7 @@ impl Entry {
         }
     }
 
-    /// The path that it serves.
+    /// Returns the path that it serves.
     pub(super) const fn path(self) -> Path {
         Path::PeerMemory(match self {
             Self::TwoShot | Self::TwoShotAddNorm | Self::ScatterGather => PeerAlgorithm::TwoShot,
@@ -51,12 +51,12 @@ impl Entry {
         })
     }
 
-    /// Whether it adds to a residual and normalises rows.
+    /// Returns true if it adds to a residual and normalises rows.
     pub(super) const fn has_norm(self) -> bool {
         matches!(self, Self::AddNorm | Self::TwoShotAddNorm)
     }
 
-    /// Which slots and states it uses.
+    /// Returns the region of slots and states that it uses.
     pub(super) const fn region(self) -> Region {
         match self {
             Self::OneShot | Self::AddNorm => Region::Arrays,
@@ -65,11 +65,11 @@ impl Entry {
     }
 }
 
-/// What a part of the slots holds.
+/// The content of a part of the slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Region {
     /// Whole arrays.
     Arrays,
-    /// Chunks: those that are scattered, and those that are gathered.
+    /// Chunks: both the scattered and the gathered ones.
     Chunks,
 }

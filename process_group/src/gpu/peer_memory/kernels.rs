@@ -1,4 +1,4 @@
-//! The kernels, their slots, and how many blocks they have.
+//! The kernels, their slots, and their number of blocks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::types::operation::Operation;
 
 const SOURCE: &str =
     concat!(include_str!("vectors.cu"), include_str!("collectives.cu"), include_str!("add_norm.cu"));
-/// How long a kernel waits that nobody ends. The watchdog does at the deadline of the call, also of one in a graph.
+/// Timeout of a kernel that nothing ends. The watchdog ends it at the deadline of the call, also in a graph.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
-/// The same while the kernels are checked.
+/// The same during the check of the kernels.
 pub(super) const CHECKED: Duration = Duration::from_secs(5);
 
-/// Where the slots of a rank are, for a world size: those of arrays, then those of chunks.
+/// The layout of the slots of a rank, for a world size: those of arrays, then those of chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slots {
     /// Bytes of a slot for an array.
@@ -37,7 +37,7 @@ impl Slots {
         Self { array: one_shot_most(ranks), chunk: chunk_most(ranks), ranks }
     }
 
-    /// Bytes of a slot.
+    /// Returns the bytes of a slot.
     const fn capacity(self, region: Region) -> usize {
         match region {
             Region::Arrays => self.array,
@@ -45,7 +45,7 @@ impl Slots {
         }
     }
 
-    /// Where a region begins.
+    /// Returns the start of a region.
     const fn start(self, region: Region) -> usize {
         match region {
             Region::Arrays => 0,
@@ -54,21 +54,21 @@ impl Slots {
         }
     }
 
-    /// All bytes. There are chunks that are scattered, and chunks that are gathered.
+    /// Returns the total number of bytes. There are scattered chunks and gathered chunks.
     pub(super) const fn bytes(self) -> usize {
         self.start(Region::Chunks) + 4 * self.ranks * self.chunk
     }
 
-    /// Most bytes that a launch takes: of the array, or of one rank's chunk.
+    /// Returns the maximum number of bytes of a launch: of the array, or of one rank's chunk.
     const fn most(self, entry: Entry) -> usize {
         match entry {
             Entry::OneShot | Entry::AddNorm => self.array,
             Entry::TwoShot => TWO_SHOT_PART,
-            // Its data take the slots of all sources.
+            // Its data use the slots of all sources.
             Entry::Broadcast => self.ranks * self.chunk,
-            // All ranks but the root own a chunk.
+            // All ranks except the root own a chunk.
             Entry::ScatterGather => (self.ranks - 1) * self.chunk,
-            // Its rows are divided among the ranks, and one of them has one more.
+            // Its rows are divided among the ranks, and one rank has one more.
             Entry::TwoShotAddNorm => self.ranks * (self.chunk - MOST_ROW),
             Entry::ReduceScatter | Entry::AllGather => self.chunk,
         }
@@ -81,18 +81,18 @@ pub(super) struct Kernels {
     memory: SharedMemory,
     slots: Slots,
     position: usize,
-    /// For each region, what each block knows of the calls before: [`state_words`](Self::state_words) words.
+    /// For each region, the state of each block after the earlier calls: [`state_words`](Self::state_words) words.
     states: DeviceBuffer,
-    /// For this rank.
+    /// Number of multiprocessors for this rank.
     multiprocessors: u32,
-    /// Blocks of a launch that a multiprocessor takes, by entry.
+    /// Number of blocks of a launch that fit a multiprocessor, by entry.
     resident: [u32; Entry::ALL.len()],
     abort: Arc<AbortWord>,
-    /// By type, in the order of [`PEER_TYPES`], and by entry.
+    /// The kernels by type, in the order of [`PEER_TYPES`], and by entry.
     loaded: Vec<Vec<Kernel>>,
 }
 
-/// Most blocks of a launch that a multiprocessor takes.
+/// Maximum number of blocks of a launch on a multiprocessor.
 const MOST_RESIDENT: u32 = 4;
 
 impl Kernels {
@@ -116,14 +116,14 @@ impl Kernels {
         };
         let loaded: Vec<Vec<Kernel>> = PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
         // Blocks wait for blocks of other GPUs, so all blocks of a launch must run at once. Two groups must fit on the GPU
-        // together, so each takes half of it. Rows take one block a multiprocessor, which long ones fill.
+        // together, so each uses half of it. Rows use one block per multiprocessor, which long ones fill.
         let mut resident = [1; Entry::ALL.len()];
         for (index, entry) in Entry::ALL.into_iter().enumerate().filter(|(_, entry)| !entry.has_norm()) {
             let fits = loaded.iter().map(|kernels| kernels[index].blocks_per_multiprocessor(MOST_THREADS, 0));
             let fit = fits.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or_default();
             resident[entry as usize] = (fit / 2).clamp(1, MOST_RESIDENT);
         }
-        // Ranks share a GPU in tests. Then half of it stays free, as clusters do not fit everywhere.
+        // In tests, ranks share a GPU. Then half of it stays free, as clusters do not fit everywhere.
         let share = if memory.ranks_here() == 1 { 1 } else { 2 * memory.ranks_here() };
         let multiprocessors = (device.info().multiprocessors / share).max(8);
         let words = 2 * MOST_RESIDENT * multiprocessors;
@@ -140,8 +140,8 @@ impl Kernels {
             abort,
             loaded,
         };
-        // Loading a kernel may wait for the GPU, also for kernels that wait for this rank. So each is loaded now, by a launch for
-        // no elements: nobody has pushed anything yet, and all ranks count the same launches.
+        // Loading a kernel may wait for the GPU, also for kernels that wait for this rank. So each kernel is loaded now, by a
+        // launch for no elements: no rank has pushed data yet, and all ranks count the same launches.
         for dtype in PEER_TYPES {
             for entry in Entry::ALL {
                 let nothing = Part { input: 0, output: 0, count: 0, pitch: 0, dtype, root: 0 };
@@ -154,12 +154,12 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Words of state of a region: as many blocks as a launch may have.
+    /// Returns the words of state of a region: one set for each possible block of a launch.
     const fn state_words(&self) -> u32 {
         MOST_RESIDENT * self.multiprocessors
     }
 
-    /// Whether a kernel has given up.
+    /// Returns true if a kernel has given up.
     pub(super) fn gave_up(&self) -> bool {
         self.abort.is_written()
     }
@@ -179,7 +179,7 @@ impl Kernels {
         let buffer = call.output.as_ref().and_then(ViewMut::device).map_or(0, |view| view.address);
         let input = call.input.and_then(|view| view.device()).map(|view| view.address);
         let bytes = count * dtype.size();
-        // In place, this rank's chunk is among those of all ranks.
+        // In place, this rank's chunk is among the chunks of all ranks.
         let own = buffer + (self.position * bytes) as u64;
         let (entry, input, output) = match call.fingerprint.operation {
             Operation::AllGather => (Entry::AllGather, input.unwrap_or(own), buffer),
@@ -208,7 +208,7 @@ impl Kernels {
                 "{count} {dtype} are more than add_norm takes at once"
             )));
         }
-        // Nothing is launched for nothing: phases change only with calls in which ranks hear of each other.
+        // An empty call launches nothing: phases change only with calls in which ranks communicate.
         for start in (0..count).step_by(most) {
             let at = (start * dtype.size()) as u64;
             let (input, output) = (input + at, output + at);
@@ -234,7 +234,8 @@ impl Kernels {
     ) -> Result<(), DeviceError> {
         let (region, slots) = (entry.region(), self.slots);
         let start = slots.start(region) as u64;
-        // As `struct Call` of the kernels: every field has eight bytes, but for the number of blocks and the root, four each.
+        // As `struct Call` of the kernels: every field has eight bytes, except the number of blocks and the root, which have four
+        // each.
         let mut arguments = Vec::with_capacity(ARGUMENTS);
         arguments.extend([part.input, part.output, part.count as u64, part.pitch as u64]);
         arguments.extend(self.memory.addresses().iter().map(|address| address + start));
@@ -282,12 +283,12 @@ const ARGUMENTS: usize = 18;
 pub(super) struct Part {
     pub(super) input: Address,
     pub(super) output: Address,
-    /// Elements: of the array, or of one rank's chunk.
+    /// Number of elements: of the array, or of one rank's chunk.
     pub(super) count: usize,
-    /// Elements from one chunk to the next.
+    /// Number of elements from one chunk to the next.
     pub(super) pitch: usize,
     pub(super) dtype: DType,
-    /// Of a broadcast.
+    /// The root of a broadcast.
     pub(super) root: u32,
 }
 
@@ -323,7 +324,7 @@ mod tests {
         for ranks in 2..=8 {
             let slots = Slots::new(ranks);
             assert!(slots.array.is_multiple_of(VECTOR));
-            // Vectors are dealt out by 32.
+            // Vectors are distributed in units of 32.
             assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(32 * ranks) * 32 * VECTOR, "{ranks}");
             // Rows of any length: those that one rank owns.
             assert!(ADD_NORM_MOST <= slots.most(Entry::TwoShotAddNorm));

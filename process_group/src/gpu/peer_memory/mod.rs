@@ -1,8 +1,8 @@
-//! Collectives by kernels of our own, in the memory of the GPUs of one node that NVLink connects.
+//! Collectives by kernels of this crate, in the memory of the GPUs of one node that NVLink connects.
 //!
-//! [`PeerMemory`] stands in front of a library's communicator: it carries the calls that the [path table](crate::paths::gpu)
-//! gives to it, and hands on all others. `shared` makes the memory that the ranks share, `kernels` launches what
-//! `collectives.cu` and `add_norm.cu` do in it, and `check` tries all of that before the first call.
+//! [`PeerMemory`] stands in front of a library's communicator: it executes the calls that the [path table](crate::paths::gpu)
+//! assigns to it, and passes on all others. `shared` makes the memory that the ranks share, `kernels` launches the code of
+//! `collectives.cu` and `add_norm.cu` in it, and `check` tests all of that before the first call.
 
 #![allow(unsafe_code, reason = "kernels read and write memory of other ranks; each block says why it holds")]
 
@@ -33,33 +33,33 @@ use kernels::{Kernels, Slots};
 use shape::{HOPPER, SHORT_ROW, VECTOR};
 use shared::{SharedMemory, Sharers, Told, obstacle};
 
-/// Most bytes of a row that one block takes.
+/// Maximum number of bytes of a row that one block handles.
 const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
 
-/// A communicator, and kernels of our own in front of it where the ranks can share memory.
+/// A communicator, and kernels of this crate in front of it if the ranks can share memory.
 pub(crate) struct PeerMemory<C> {
     behind: C,
     kernels: Option<Kernels>,
     paths: PathTable,
     has_clusters: bool,
-    /// Between [`group_start`](Communicator::group_start) and its end: all calls go to `behind`, which takes them together.
+    /// True between [`group_start`](Communicator::group_start) and its end: all calls go to `behind`, which executes them together.
     is_grouping: bool,
 }
 
-/// How a group shares memory.
+/// The parameters with which a group shares memory.
 #[derive(Clone, Copy)]
 pub(super) struct Sharing<'a> {
-    /// Where its ranks meet.
+    /// The store through which its ranks communicate.
     pub(super) store: &'a dyn Store,
-    /// Whether this rank's user wants it.
+    /// True if this rank's user wants it.
     pub(super) is_wanted: bool,
-    /// What was measured for the choice of paths.
+    /// Measured ranges for the choice of paths.
     pub(super) tuned: &'a [TunedRange],
 }
 
 impl<C: Communicator> PeerMemory<C> {
-    /// Tries to share memory, by what the ranks tell each other in the store, unless some rank's user does not want it. Where it
-    /// cannot be, `behind` carries all calls, and the path table says why.
+    /// Tries to share memory, with the information that the ranks exchange in the store, unless some rank's user does not want it.
+    /// If that is impossible, `behind` executes all calls, and the path table states the reason.
     ///
     /// # Errors
     /// Those of the store.
@@ -112,7 +112,7 @@ impl<C: Communicator> Communicator for PeerMemory<C> {
     }
 
     fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
-        // One block takes a row where there are no clusters.
+        // One block handles a row if there are no clusters.
         let most = if self.has_clusters { MOST_ROW } else { MOST_ROW_OF_A_BLOCK };
         let is_short = columns.saturating_mul(dtype.size()) <= most;
         self.kernels.is_some() && is_short && self.paths.fuses_add_norm(dtype, count, columns)
@@ -144,7 +144,7 @@ impl<C: Communicator> Communicator for PeerMemory<C> {
     }
 }
 
-/// The kernels, if every rank found that they give right values.
+/// Returns the kernels, if every rank found that they produce correct values.
 fn checked(
     made: Told<Kernels>,
     device: &Device,
@@ -160,7 +160,7 @@ fn checked(
     Ok(all.map(|_| kernels))
 }
 
-/// What a watchdog watches: the library's communicator, and kernels that wait.
+/// The objects that a watchdog monitors: the library's communicator, and waiting kernels.
 pub(super) struct MonitoredWithPeers {
     pub(super) behind: Arc<dyn Monitored>,
     pub(super) abort: Arc<AbortWord>,
@@ -183,7 +183,7 @@ impl Monitored for MonitoredWithPeers {
     }
 
     fn abort(&self) {
-        // First: NCCL waits for what is in front of it in the stream.
+        // This comes first: NCCL waits for earlier work in the stream.
         self.abort.set();
         self.behind.abort();
     }

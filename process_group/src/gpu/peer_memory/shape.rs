@@ -1,35 +1,35 @@
-//! How many threads and blocks a launch has. Pure.
+//! The number of threads and blocks of a launch. Pure.
 
-/// From this capability on, GPUs have clusters of blocks, and a kernel can start while the one in front of it ends.
+/// Compute capability from which GPUs have clusters of blocks, and a kernel can start while the previous one ends.
 pub(super) const HOPPER: (u32, u32) = (9, 0);
-/// Bytes of a vector: what a thread pushes at once.
+/// Bytes of a vector: the amount that a thread pushes at once.
 pub(super) const VECTOR: usize = 16;
 
-/// Most threads of a block that takes rows.
+/// Maximum number of threads of a block that handles rows.
 pub(super) const MOST_ROW_THREADS: u32 = 1024;
-/// One block takes a row of up to this many vectors. If there are few rows, a cluster of blocks shares each longer one.
+/// One block handles a row of up to this many vectors. If there are few rows, a cluster of blocks shares each longer one.
 pub(super) const SHORT_ROW: usize = 512;
-/// Most threads of a block of any other kernel.
+/// Maximum number of threads of a block of any other kernel.
 pub(super) const MOST_THREADS: u32 = 256;
 
-/// How many threads and blocks a launch has.
+/// The number of threads and blocks of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shape {
     pub(super) threads: u32,
     pub(super) blocks: u32,
-    /// Blocks of a cluster.
+    /// Number of blocks of a cluster.
     pub(super) cluster: u32,
 }
 
-/// A thread for each vector, as far as they fit the GPU: in small blocks as long as these do not fill it.
+/// Returns a thread for each vector, as far as they fit the GPU: in small blocks unless these fill it.
 pub(super) fn shape(vectors: usize, most: u32) -> Shape {
     let threads = if vectors <= 32_768 { 128 } else { MOST_THREADS };
     let blocks = u32::try_from(vectors.div_ceil(threads as usize)).unwrap_or(most);
     Shape { threads, blocks: blocks.clamp(1, most), cluster: 1 }
 }
 
-/// A thread for each of the `width` vectors of a row, and a block or a cluster of them for each row, as far as they fit the GPU:
-/// one block a multiprocessor. A few long rows are spread over clusters of small blocks.
+/// Returns a thread for each of the `width` vectors of a row, and a block or a cluster of them for each row, as far as they fit the
+/// GPU: one block per multiprocessor. A few long rows are spread over clusters of small blocks.
 pub(super) fn row_shape(rows: usize, width: usize, multiprocessors: u32) -> Shape {
     let least = width.div_ceil(MOST_ROW_THREADS as usize).next_power_of_two() as u32;
     let is_spread = |cluster: &u32| rows.saturating_mul(*cluster as usize) <= multiprocessors as usize;

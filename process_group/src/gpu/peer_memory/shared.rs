@@ -1,4 +1,4 @@
-//! The memory that the ranks of a node share: allocated by each, opened by all, and proved before it is used.
+//! The memory that the ranks of a node share: each rank allocates its part, all ranks open it, and verify it before use.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
@@ -14,12 +14,12 @@ use crate::membership::store::{Store, group_key};
 use crate::paths::gpu::PEER_RANKS;
 use crate::types::dtype::DType;
 
-/// What every byte of a slot is before a rank pushes into it: the words that kernels call armed.
+/// The value of every byte of a slot before a rank pushes into it: the words that kernels call armed.
 const ARMED: u8 = 0xff;
-/// Where a rank of the group writes its proof, in the memory of each other: 16 bytes each.
+/// Bytes of the proof that a rank of the group writes into the memory of each other rank.
 const PROOF: usize = 16;
 
-/// Who shares memory: the ranks of one group, on one node.
+/// The ranks that share memory: those of one group, on one node.
 pub(super) struct Sharers<'a> {
     pub(super) group: &'a str,
     pub(super) position: usize,
@@ -28,18 +28,18 @@ pub(super) struct Sharers<'a> {
     pub(super) deadline: Instant,
 }
 
-/// One rank's memory and its views of the others'. Another process may still have this memory open when it is freed here: the
-/// driver keeps the pages until that one closes them.
+/// One rank's memory and its views of the memory of the other ranks. Another process may still have this memory open when it is
+/// freed here: the driver keeps the pages until that process closes them.
 pub(super) struct SharedMemory {
-    // First: what is open is closed before this rank's own memory is freed.
+    // This comes first: the peers' memory is closed before this rank's own memory is freed.
     peers: Vec<Peer>,
     own: Arc<DeviceBuffer>,
-    /// Where each rank's memory is, as this GPU sees it.
+    /// Address of each rank's memory on this GPU.
     addresses: Vec<Address>,
     ranks_here: u32,
 }
 
-/// How the memory of a rank is reached.
+/// Access to the memory of a rank.
 enum Peer {
     Own,
     /// A rank that is a thread of this process. Its memory stays while this rank uses it.
@@ -47,24 +47,25 @@ enum Peer {
     OtherProcess(MappedMemory),
 }
 
-/// What a rank tells the others of its memory.
+/// A rank's description of its memory for the other ranks.
 #[derive(Serialize, Deserialize)]
 struct Offer {
-    /// Of the allocation: ranks of the same process find it by this.
+    /// Id of the allocation, with which ranks of the same process find it.
     id: [u8; 16],
     handle: MemoryHandle,
     gpu: String,
 }
 
-/// A fact or a reason against it, as one rank tells it to all.
+/// A fact or a reason against sharing, as one rank reports it to all ranks.
 pub(super) type Told<T> = std::result::Result<T, String>;
 
 /// The allocations of this process that groups share.
 static OF_THIS_PROCESS: Mutex<Vec<([u8; 16], Weak<DeviceBuffer>)>> = Mutex::new(Vec::new());
 
 impl SharedMemory {
-    /// Allocates `bytes` bytes on this rank's GPU (none: its user does not want it), opens those of the others, proves that all can write to all, and makes
-    /// something of it. `Ok(Err)` is the reason why that cannot be on some rank: all ranks have the same one.
+    /// Allocates `bytes` bytes on this rank's GPU (none: its user does not want it), opens the memory of the other ranks, checks
+    /// that all ranks can write to all memory, and builds a value with it. `Ok(Err)` is the reason why that is impossible on some
+    /// rank: all ranks return the same one.
     ///
     /// # Errors
     /// Those of the store.
@@ -113,17 +114,17 @@ impl SharedMemory {
         Ok(sharers.tell("ready", &is_made)?.and(made))
     }
 
-    /// How many ranks of the group are on this GPU: one, but in tests.
+    /// Returns the number of ranks of the group on this GPU: one, except in tests.
     pub(super) const fn ranks_here(&self) -> u32 {
         self.ranks_here
     }
 
-    /// Where each rank's memory is, as this GPU sees it.
+    /// Returns the address of each rank's memory on this GPU.
     pub(super) fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Writes this rank's proof into the memory of each other.
+    /// Writes this rank's proof into the memory of each other rank.
     fn write_proofs(&self, device: &Device, position: usize) -> std::result::Result<(), DeviceError> {
         let proof = proof(position);
         for address in self.addresses() {
@@ -134,7 +135,7 @@ impl SharedMemory {
         device.stream().drain()
     }
 
-    /// Whether every rank's proof has come to this one's memory, which is armed then.
+    /// Checks that every rank's proof has arrived in this rank's memory, and then arms the memory.
     fn check_proofs(&self, device: &Device, position: usize) -> Told<()> {
         let mut found = vec![0u8; self.peers.len() * PROOF];
         // SAFETY: within the allocation; `drain` waits for the copy.
@@ -151,7 +152,7 @@ impl SharedMemory {
 }
 
 impl Sharers<'_> {
-    /// Tells all members the same kind of fact, and returns all of theirs, or the first reason against it.
+    /// Reports a fact of one kind to all members, and returns the facts of all members, or the first reason against it.
     pub(super) fn tell<T: Serialize + for<'d> Deserialize<'d>>(
         &self,
         what: &str,
@@ -179,7 +180,7 @@ impl Sharers<'_> {
     }
 }
 
-/// What only this rank of a group writes; no byte of it is that of armed memory.
+/// Returns a value that only this rank of a group writes; none of its bytes equals the byte of armed memory.
 fn proof(position: usize) -> [u8; PROOF] {
     std::array::from_fn(|i| (position as u8 + 1).wrapping_mul(7).wrapping_add(i as u8) & 0x7f)
 }
@@ -228,7 +229,7 @@ fn open(device: &Device, position: usize, offers: &[Offer]) -> std::result::Resu
     offers.iter().enumerate().map(one).collect()
 }
 
-/// Refuses GPUs that no NVLink connects: kernels that poll over PCIe are slower than NCCL.
+/// Rejects GPUs without an NVLink connection: kernels that poll over PCIe are slower than NCCL.
 fn check_links(offers: &[Offer]) -> std::result::Result<(), DeviceError> {
     let nvml = Nvml::open()
         .map_err(|error| DeviceError::invalid(format!("NVML cannot be asked for NVLinks: {error}")))?;
@@ -252,7 +253,7 @@ fn check_links(offers: &[Offer]) -> std::result::Result<(), DeviceError> {
     Ok(())
 }
 
-/// Why these members cannot share memory, if that is known before anything is allocated: the same on all ranks.
+/// Returns the reason why these members cannot share memory, if it is known before any allocation. It is the same on all ranks.
 pub(super) fn obstacle(members: &[Member]) -> Option<String> {
     let n = members.len();
     if !PEER_RANKS.contains(&n) {

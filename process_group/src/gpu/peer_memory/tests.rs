@@ -1,4 +1,4 @@
-//! The kernels on one GPU that several ranks share: they do not know where a peer lives.
+//! The kernels on one GPU that several ranks share: they do not know the location of a peer.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const REDUCTIONS: [Entry; 2] = [Entry::OneShot, Entry::TwoShot];
 /// Bytes of the largest buffer.
 const MOST: usize = 40 << 20;
 
-/// One rank: kernels, a stream of its own, and memory. Nobody allocates, frees or writes while another rank's kernel waits for
+/// One rank: kernels, a stream of its own, and memory. No rank allocates, frees or writes while another rank's kernel waits for
 /// this one's: in one context that may wait for all kernels on the GPU.
 struct Tester {
     kernels: Kernels,
@@ -38,7 +38,7 @@ struct Tester {
     all: Arc<Barrier>,
 }
 
-/// When a rank panics: the others wait for it, on the GPU and at barriers.
+/// Ends the process when a rank panics: the other ranks wait for it, on the GPU and at barriers.
 struct EndsTheProcess;
 
 impl Drop for EndsTheProcess {
@@ -86,14 +86,14 @@ fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
                 tester.all.wait();
                 let _ends = EndsTheProcess;
                 test(&tester);
-                // Nobody frees what another still writes to.
+                // No rank frees memory to which another rank still writes.
                 tester.all.wait();
             });
         }
     });
 }
 
-/// Small numbers that differ, of every sign, and sums of which are rounded.
+/// Returns small, varied numbers of both signs, whose sums are rounded.
 fn operand(rank: usize, i: usize, salt: usize) -> f32 {
     let mixed = (i * 2_654_435_761 + rank * 40_503 + salt * 97) as u32;
     (mixed >> 8) as f32 / (1 << 20) as f32 - 8.0
@@ -142,7 +142,7 @@ impl Tester {
         values
     }
 
-    /// The sum in f32 in rank order, rounded once.
+    /// Returns the sum in f32 in rank order, rounded once.
     fn expected<T: Float>(&self, count: usize, salt: usize) -> Vec<T> {
         let all: Vec<Vec<T>> = (0..self.ranks).map(|rank| operands(rank, count, salt)).collect();
         (0..count).map(|i| T::narrow(all.iter().fold(0.0, |sum, values| sum + values[i].widen()))).collect()
@@ -153,12 +153,12 @@ impl Tester {
         unsafe { self.kernels.launch_part(entry, part, norm, SOON, self.device.stream()) }.unwrap();
     }
 
-    /// An all-reduce.
+    /// Runs an all-reduce.
     fn reduce(&self, entry: Entry, (input, output): (Address, Address), count: usize, dtype: DType) {
         self.enqueue(entry, Part { input, output, count, pitch: 0, dtype, root: 0 }, None);
     }
 
-    /// `count` elements from `offset` on, in place or not, compared bit for bit, with what is around them.
+    /// Checks `count` elements from `offset` on, in place or not, bit for bit, and the memory around them.
     fn check<T: Float>(&self, entry: Entry, count: usize, offset: usize, in_place: bool) {
         let (salt, poison) = (count + offset, T::narrow(77.0));
         let mut memory = vec![poison; offset + count + 9];
@@ -186,7 +186,7 @@ impl Tester {
 }
 
 impl Tester {
-    /// A reduce-scatter and an all-gather of chunks of `count` elements, compared bit for bit.
+    /// Checks a reduce-scatter and an all-gather of chunks of `count` elements, bit for bit.
     fn check_chunks<T: Float>(&self, count: usize, offset: usize, in_place: bool) {
         let (n, me) = (self.ranks, self.position);
         let mut memory = vec![T::narrow(77.0); offset + n * count];
@@ -196,7 +196,7 @@ impl Tester {
         self.all.wait();
         let (from, to) = (self.input.address(), self.output.address());
         let at = |base: Address, chunk: usize| base + ((offset + chunk * count) * size_of::<T>()) as u64;
-        // In place, the chunk is where it would be among all.
+        // In place, the chunk is at its position in the whole array.
         let output = if in_place { at(from, me) } else { at(to, me) };
         let part = Part { input: at(from, 0), output, count, pitch: count, dtype: T::DTYPE, root: 0 };
         self.enqueue(Entry::ReduceScatter, part, None);
@@ -209,7 +209,7 @@ impl Tester {
         assert!(got[..offset].iter().all(|value| value.widen() == 77.0), "{what}: wrote outside");
     }
 
-    /// A broadcast from each rank, compared bit for bit, with what is around it.
+    /// Checks a broadcast from each rank, bit for bit, and the memory around it.
     fn check_broadcast<T: Float>(&self, entry: Entry, count: usize, offset: usize, in_place: bool) {
         for root in 0..self.ranks {
             let mut memory = vec![T::narrow(77.0); offset + count + 9];
@@ -229,8 +229,8 @@ impl Tester {
         }
     }
 
-    /// One kernel against a sum, an addition and a norm on the host. The norm may differ by `tolerance`, as its squares are added
-    /// in another order.
+    /// Compares one kernel with a sum, an addition and a norm on the host. The norm may differ by `tolerance`, as its squares are
+    /// added in another order.
     fn check_norm<T: Float>(&self, entry: Entry, rows: usize, columns: usize, tolerance: f32) {
         let (count, epsilon) = (rows * columns, 1e-5);
         let weight: Vec<f32> = (0..columns).map(|i| operand(9, i, 1)).collect();
@@ -310,7 +310,7 @@ fn lengths_up_to_4099_and_the_most_of_each_kernel() {
     });
 }
 
-/// NaNs, infinities and zeros of both signs, and the very words that stand for an empty slot.
+/// NaNs, infinities and zeros of both signs, and the words that mark an empty slot.
 #[test]
 #[ignore = "needs a GPU"]
 fn no_value_is_taken_for_an_empty_slot() {
@@ -395,7 +395,7 @@ fn the_sum_is_added_and_normalised_in_one_kernel() {
     }
 }
 
-/// What a kernel that gave up would push or store is no result, and neither is what calls behind it do.
+/// A kernel that gave up pushes and stores no result, and neither do the calls after it.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
@@ -404,7 +404,7 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
         if tester.position == 1 {
             return;
         }
-        // What this rank itself adds to the output of an all-gather is there before.
+        // This rank's own contribution to the output of an all-gather is already there.
         let ones = vec![1.0f32; 2 * CHUNK];
         tester.write(&tester.input, &ones);
         tester.write(&tester.output, &ones);
@@ -430,7 +430,7 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
             assert!(got.iter().all(|value| *value == 1.0), "the first two of all: {:?}", &got[..2]);
             all();
         }
-        // Its results are lost, but it ends, and so does what waits for it in its cluster.
+        // Its results are lost, but it ends, and so do the blocks that wait for it in its cluster.
         let (columns, count) = (5120, 5120);
         let norm = Norm { residual: output, weight: output, columns, epsilon: 1e-5 };
         let part = Part { input, output: input, count, pitch: 0, dtype: DType::F32, root: 0 };
@@ -445,7 +445,7 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
     });
 }
 
-/// Each rank takes itself for the other: what is gathered comes in the wrong order.
+/// Each rank uses the position of the other: the gathered data are in the wrong order.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_wrong_value_is_found_before_the_first_call_and_its_path_named() {
@@ -469,13 +469,13 @@ fn a_million_calls_of_changing_size_keep_in_step() {
             tester.write(scratch, &zeros);
             tester.all.wait();
             for call in 0..500 {
-                // The same on all ranks.
+                // It is the same on all ranks.
                 seed ^= seed << 13;
                 seed ^= seed >> 17;
                 seed ^= seed << 5;
                 let length = 1 + seed as usize % if call % 10 == 0 { count } else { 3000 };
                 let addresses = (memory.address(), scratch.address());
-                // Broadcasts and sums take turns in the same slots.
+                // Broadcasts and sums alternate in the same slots.
                 if call % 7 == 0 {
                     let (input, output, root) = (memory.address(), memory.address(), seed % 2);
                     let part = Part { input, output, count: length, pitch: 0, dtype: DType::F32, root };

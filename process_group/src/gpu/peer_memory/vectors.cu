@@ -1,16 +1,16 @@
-// How kernels move and add vectors through memory that all ranks of a node reach. Goes before each kernel file. Compiled with
-// KIND, the number of the element type (0 f32, 2 f16, 3 bf16), RANKS, the size of the group (2 to 8), and RANK, this rank's
-// place in it. Includes nothing.
+// Moves and adds vectors through memory that all ranks of a node can access. Precedes each kernel file. Compiled with KIND, the
+// number of the element type (0 f32, 2 f16, 3 bf16), RANKS, the size of the group (2 to 8), and RANK, this rank's place in it.
+// Includes nothing.
 //
 // Every rank has slots in its memory, one for each source. A rank pushes vectors of 16 bytes into the slots of its peers and
 // polls its own. The data are the flag: a slot is *armed* with words that no rank ever pushes, and a vector has arrived when
 // none of its four words is such a word. So no barrier and no fence is needed, and a torn store cannot be taken for a whole one.
 // The reader arms the slot again.
 //
-// Slots have two phases, which calls use in turn. A peer pushes into the same phase again two calls later. By then it has
-// received data of the call in between, which depend on what this rank pushed there, and this rank pushed that after the kernel
-// that armed the phase again. So two phases are enough, as long as every rank hears from every other in each call, directly or
-// through a third.
+// Slots have two phases, which calls use in turn. A peer pushes into the same phase again two calls later. By then it has received
+// data of the call in between, which depend on the data that this rank pushed there, and this rank pushed those after the kernel
+// that armed the phase again. So two phases are enough, as long as every rank receives data from every other in each call, directly
+// or through a third.
 //
 // Sums are in f32, in the order of the ranks, and rounded once: all ranks get the same bits, from every kernel.
 //
@@ -20,11 +20,11 @@ typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned short u16;
 
-// A NaN. Where data have it, another NaN takes its place.
+// A NaN. Data that contain it get another NaN instead.
 #define ARMED 0xffffffffu
 #define NOT_ARMED 0xfffeffffu
 
-// Of a state.
+// Bits of a state.
 #define PHASE 1u
 #define GIVEN_UP 2u
 
@@ -39,25 +39,25 @@ typedef u16 T;
 struct Words { u32 w[4]; };
 struct Sums { float f[PER]; };
 
-// What the host passes.
+// The parameters from the host.
 struct Call {
     const T* in;
     T* out;
-    // Elements: of the array, or of the chunk of each rank.
+    // Number of elements: of the array, or of the chunk of each rank.
     u64 count;
-    // Elements from one rank's chunk to the next, where there are chunks.
+    // Number of elements from one rank's chunk to the next, for operations with chunks.
     u64 pitch;
-    // The slots of each rank, as this GPU sees them.
+    // Addresses of the slots of each rank on this GPU.
     u64 slots[RANKS];
     // Bytes of one slot.
     u64 capacity;
-    // A word for each block that a launch may have: the phase of the next call, and whether a call has been given up. All are the
-    // same.
+    // A word for each block that a launch may have: the phase of the next call, and whether a call has been given up. All are
+    // equal.
     u32* states;
     u32 blocks;
     // The rank that broadcasts.
     u32 root;
-    // Those of all kernels of the group: two words for each block.
+    // The states of all kernels of the group: two words for each block.
     u32* all_states;
     // 1: give up. The host writes it, or a wait that has lasted for `patience` nanoseconds.
     u32* abort;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void arm(u64 at) {
     asm volatile("st.global.v4.u32 [%0], {%1,%1,%1,%1};" :: "l"(at), "r"(ARMED) : "memory");
 }
 
-// Vector v of `count` elements; those past the end are zero. WHOLE: all vectors are whole, and aligned.
+// Returns vector v of `count` elements; those past the end are zero. WHOLE: all vectors are whole, and aligned.
 template <bool WHOLE> __device__ __forceinline__ Words load(const T* from, u32 count, u32 v, bool aligned) {
     Words x;
     if (WHOLE || (aligned && (v + 1) * PER <= count)) {
@@ -159,8 +159,8 @@ template <bool WHOLE> __device__ __forceinline__ void store(T* to, u32 count, u3
         }
 }
 
-// Whether a wait is given up because it has lasted too long, or the host says so; looks at the clock and at the host's word now
-// and then only. No later call of the group pushes anything then: a peer must not take it for a result.
+// Returns true if a wait is given up because it has lasted too long, or the host demands it. Reads the clock and the host's word
+// only occasionally. No later call of the group pushes any data then: a peer must not mistake them for a result.
 __device__ __forceinline__ bool gives_up(const Call& call, u32& tries, u64& until) {
     if ((++tries & 1023) != 0) return false;
     u64 now;
@@ -174,8 +174,8 @@ __device__ __forceinline__ bool gives_up(const Call& call, u32& tries, u64& unti
     return true;
 }
 
-// Waits for the vectors of all peers at `at` + source × capacity, and arms the slots again. When it gives up, the thread ends;
-// or, where others of its cluster wait for it, it returns false.
+// Waits for the vectors of all peers at `at` + source × capacity, and arms the slots again. When it gives up, the thread ends; or,
+// if other threads of its cluster wait for it, it returns false.
 template <bool ENDS> __device__ __forceinline__ bool receive_all(const Call& call, u64 at, Words (&x)[RANKS]) {
     u32 tries = 0;
     u64 until = 0;
@@ -196,7 +196,7 @@ template <bool ENDS> __device__ __forceinline__ bool receive_all(const Call& cal
     return true;
 }
 
-// The sum of the peers' vectors and this rank's own.
+// Returns the sum of the peers' vectors and this rank's own.
 __device__ __forceinline__ Words sum_of(const Words (&x)[RANKS], const Words& own) {
     Sums sums;
 #pragma unroll
@@ -233,15 +233,15 @@ __device__ __forceinline__ void push_to_all(const Call& call, u64 at, const Word
     for (int d = 1; d < RANKS; d++) push(call.slots[(RANK + d) % RANKS] + at + RANK * call.capacity, x);
 }
 
-// What a thread knows at the start.
+// The state of a thread at the start.
 struct Start {
-    // Its first vector, from one of its vectors to the next, and how many there are.
+    // Its first vector, the distance between its vectors, and their number.
     u32 first, stride, vectors, count;
     // The state of its block.
     u32 state;
     bool aligned;
     __device__ __forceinline__ u64 phase() const { return state & PHASE; }
-    // From here on the state is known. Loads that were issued before are under way meanwhile: the compiler would wait for the
+    // From here on the state is known. Loads that were issued before are in flight in the meantime: the compiler would wait for the
     // state first.
     __device__ __forceinline__ bool is_given_up() {
         asm volatile("" : "+r"(state)::"memory");
@@ -253,8 +253,8 @@ struct Start {
     }
 };
 
-// Every kernel begins with this. It may be launched before the kernel in front of it has ended: nothing is read before that
-// one's memory is there.
+// Begins every kernel. The kernel may be launched before the previous one has ended: it reads nothing before the memory of that
+// kernel is complete.
 __device__ __forceinline__ Start start(const Call& call) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -270,15 +270,15 @@ __device__ __forceinline__ Start start(const Call& call) {
 }
 
 // Changes the phase in all states, also in those of blocks that this launch lacks; each block changes its own and a part of the
-// others. All threads of a block come here once they know the state. Kernels do it while their first vectors are on their way,
-// so that the end of a kernel does not wait for it.
+// others. All threads of a block call this once they know the state. Kernels do so while their first vectors are in transit, so
+// that the end of a kernel does not wait for it.
 __device__ __forceinline__ void next_phase(const Call& call) {
     __syncthreads();
     for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < call.blocks; i += gridDim.x * blockDim.x)
         atomicXor(call.states + i, PHASE);
 }
 
-// Every kernel ends with this: the next one may be launched when all blocks have come here. Earlier, its blocks would take the
+// Ends every kernel: the next one may be launched when all blocks have reached this point. Earlier, its blocks would occupy the
 // room that a kernel of another group may need.
 __device__ __forceinline__ void launch_next() {
 #if __CUDA_ARCH__ >= 900

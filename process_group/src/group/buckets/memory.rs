@@ -7,7 +7,7 @@ use crate::device::{Device, DeviceBuffer, DeviceSliceMut, Stream};
 use crate::error::{Error, Result};
 use crate::types::dtype::{DType, with_element};
 
-/// Elements of a type that is known at run time, where a group works.
+/// Elements of a type known at run time, in the memory on which a group works.
 #[derive(Debug)]
 pub(super) struct BucketMemory {
     dtype: DType,
@@ -23,7 +23,7 @@ enum Place {
 }
 
 impl BucketMemory {
-    /// Zeros.
+    /// Allocates zeros.
     pub(super) fn new(device: Option<&Device>, dtype: DType, count: usize) -> Result<Self> {
         let place = if let Some(device) = device {
             let mut buffer = DeviceBuffer::new(device, dtype, count)?;
@@ -39,7 +39,7 @@ impl BucketMemory {
         self.count * self.dtype.size()
     }
 
-    /// The bytes of some elements.
+    /// Returns the bytes of a range of elements.
     pub(super) fn host(&mut self, elements: &Range<usize>) -> Result<&mut [u8]> {
         let size = self.dtype.size();
         match &mut self.place {
@@ -52,7 +52,7 @@ impl BucketMemory {
         }
     }
 
-    /// Some elements on a GPU.
+    /// Returns a range of elements on a GPU.
     pub(super) fn device(&mut self, elements: Range<usize>) -> Result<DeviceSliceMut<'_>> {
         match &mut self.place {
             Place::Device(buffer, _) => Ok(buffer.slice_mut(elements)?),
@@ -62,7 +62,7 @@ impl BucketMemory {
         }
     }
 
-    /// Zeroes some elements, which on a GPU is enqueued on the compute stream.
+    /// Zeroes a range of elements. On a GPU this is enqueued on the compute stream.
     pub(super) fn zero(&mut self, elements: Range<usize>) -> Result<()> {
         if let Place::Device(buffer, stream) = &mut self.place {
             return Ok(buffer.zero(stream, elements)?);

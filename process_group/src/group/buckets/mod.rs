@@ -1,4 +1,4 @@
-//! Gradients reduced in buckets while the rest of a backward pass still computes.
+//! Reduces gradients in buckets while the rest of a backward pass still computes.
 
 mod memory;
 mod plan;
@@ -17,17 +17,17 @@ use memory::BucketMemory;
 pub use plan::{BucketLayout, Parameter};
 use plan::{BucketPlan, Place, Readiness};
 
-/// How a [`BucketedReducer`] makes its buckets.
+/// Options for the buckets of a [`BucketedReducer`].
 #[derive(Clone, Debug)]
 pub struct BucketOptions {
-    /// The largest size of a bucket, in bytes; 25 MiB by default. A parameter larger than this has a bucket alone.
+    /// The maximum size of a bucket, in bytes; 25 MiB by default. A larger parameter has a bucket of its own.
     pub bucket_bytes: usize,
-    /// The largest size of the first bucket, in bytes, so that the first reduction starts early; 1 MiB by default.
+    /// The maximum size of the first bucket, in bytes, so that the first reduction starts early; 1 MiB by default.
     pub first_bucket_bytes: usize,
     /// [`ReduceOp::Avg`], the default, or [`ReduceOp::Sum`].
     pub op: ReduceOp,
-    /// Whether a step may leave parameters out, whose gradients are then zeros on this rank. Off by default: a parameter that
-    /// is left out is an error of [`BucketedReducer::finish`].
+    /// True if a step may leave parameters out, whose gradients are then zeros on this rank. Off by default: an omitted parameter
+    /// is an error of [`BucketedReducer::finish`].
     pub find_unused: bool,
 }
 
@@ -37,13 +37,13 @@ impl Default for BucketOptions {
     }
 }
 
-/// Reduces the gradients of a model over all ranks in buckets, each as soon as its gradients are there, as `DistributedDataParallel`
-/// of PyTorch does.
+/// Reduces the gradients of a model over all ranks in buckets, each as soon as its gradients are complete, like
+/// `DistributedDataParallel` of PyTorch.
 ///
-/// Each bucket is one allocation where the group works, and a gradient is a part of it: the backward pass writes it there, and
-/// nothing is copied. Parameters are numbered in the order of registration, which is that of the forward pass; buckets are
-/// filled from the last to the first, as gradients become ready. Every rank registers the same parameters in the same order, and
-/// marks all of them in each step, in any order.
+/// Each bucket is one allocation in the memory on which the group works, and a gradient is a part of it: the backward pass writes
+/// it there, and nothing is copied. Parameters are numbered in the order of registration, which is that of the forward pass;
+/// buckets are filled from the last to the first, as gradients become ready. Every rank registers the same parameters in the same
+/// order, and marks all of them in each step, in any order.
 ///
 /// ```
 /// use ryzanstein_process_group::{BucketOptions, BucketedReducer, Parameter, ProcessGroup, Result};
@@ -80,7 +80,7 @@ pub struct BucketedReducer {
 
 #[derive(Debug)]
 enum Bucket {
-    /// The gradients are the user's.
+    /// The caller may use the gradients.
     Idle(BucketMemory),
     InFlight(Work<BucketMemory>),
     /// Its reduction has failed.
@@ -88,7 +88,8 @@ enum Bucket {
 }
 
 impl BucketedReducer {
-    /// Allocates the buckets, whose gradients are zeros, where the calls of `group` work. Calls nothing on other ranks.
+    /// Allocates the buckets, with zeroed gradients, in the memory on which the calls of `group` work. Makes no calls on other
+    /// ranks.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an operation that is neither a sum nor an average and for gradients that are larger than
@@ -114,12 +115,12 @@ impl BucketedReducer {
         })
     }
 
-    /// The buckets, in the order in which they are reduced.
+    /// Returns the buckets, in the order of their reduction.
     pub fn buckets(&self) -> &[BucketLayout] {
         &self.plan.buckets
     }
 
-    /// The gradient of a parameter: to be written before [`mark_ready`](Self::mark_ready), and reduced after
+    /// Returns the gradient of a parameter. Write it before [`mark_ready`](Self::mark_ready); it is reduced after
     /// [`finish`](Self::finish). It keeps its values from step to step.
     ///
     /// # Errors
@@ -131,7 +132,7 @@ impl BucketedReducer {
         Ok(bytemuck::cast_slice_mut(memory.host(&place.elements)?))
     }
 
-    /// As [`gradient`](Self::gradient), on a GPU. What writes it is enqueued on the compute stream of the group's device.
+    /// As [`gradient`](Self::gradient), on a GPU. Enqueue the work that writes it on the compute stream of the group's device.
     ///
     /// # Errors
     /// As there, and for a gradient in host memory.
@@ -140,8 +141,8 @@ impl BucketedReducer {
         memory.device(place.elements)
     }
 
-    /// Declares a gradient written. As soon as all gradients of its bucket are, and all buckets before it have been launched,
-    /// the bucket's all-reduce begins beside the caller.
+    /// Marks a gradient as written. As soon as all gradients of its bucket are written and all previous buckets have been launched,
+    /// the bucket's all-reduce begins in the background.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown parameter, one that is marked already, and another group than that of
@@ -175,7 +176,7 @@ impl BucketedReducer {
             memory.zero(place.elements)?;
             self.mark(group, parameter)?;
         }
-        // All are waited for before the first error is returned, so that none is in flight then.
+        // All reductions are waited for before the first error is returned, so that none is in flight then.
         let outcomes: Vec<Result<()>> = self.buckets.iter_mut().map(Bucket::join).collect();
         self.readiness = Readiness::new(&self.plan);
         outcomes.into_iter().collect::<Result<()>>()?;
@@ -220,7 +221,7 @@ impl BucketedReducer {
         )))
     }
 
-    /// The memory of a gradient that is the user's.
+    /// Returns the memory of a gradient that the caller may use.
     fn idle(&mut self, parameter: usize) -> Result<(&mut BucketMemory, Place)> {
         let name = &self.registered(parameter)?.name;
         if self.readiness.is_ready(parameter) {

@@ -1,4 +1,4 @@
-//! Which bucket holds which gradient, and when a bucket may be reduced.
+//! The assignment of gradients to buckets, and the time when a bucket may be reduced.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -18,51 +18,51 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A parameter whose gradient has `count` elements of the type `T`.
+    /// Creates a parameter whose gradient has `count` elements of the type `T`.
     pub fn new<T: Element>(name: impl Into<String>, count: usize) -> Self {
         Self { name: name.into(), dtype: T::DTYPE, count }
     }
 }
 
-/// What one bucket holds: gradients of one type, one behind the other.
+/// The contents of one bucket: gradients of one type, one after the other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BucketLayout {
     /// The element type.
     pub dtype: DType,
     /// The number of elements of all gradients together.
     pub count: usize,
-    /// The parameters, by their number in order of registration, as their gradients lie in the bucket.
+    /// The parameters, by their number in order of registration, in the order of their gradients in the bucket.
     pub parameters: Vec<usize>,
 }
 
 impl BucketLayout {
-    /// The size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size()
     }
 }
 
-/// Where a gradient lies.
+/// The location of a gradient.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) bucket: usize,
     pub(super) elements: Range<usize>,
 }
 
-/// All buckets, in the order in which they are reduced.
+/// All buckets, in the order of their reduction.
 #[derive(Debug)]
 pub(super) struct BucketPlan {
     pub(super) buckets: Vec<BucketLayout>,
-    /// Of each parameter.
+    /// The location of each parameter's gradient.
     pub(super) places: Vec<Place>,
 }
 
 impl BucketPlan {
-    /// Fills buckets from the last parameter to the first, which is about the order in which a backward pass makes gradients.
+    /// Fills buckets from the last parameter to the first, which is about the order in which a backward pass produces gradients.
     ///
-    /// A bucket ends before the parameter that would make it larger than `limit` bytes, the first one than `first_limit`; a
-    /// parameter larger than that has a bucket alone. Buckets are in the order in which they are complete if the parameters
-    /// are ready from the last to the first.
+    /// A bucket ends before the parameter that would make it larger than `limit` bytes, the first one than `first_limit`; a larger
+    /// parameter has a bucket of its own. Buckets are in the order of their completion if the parameters become ready from the last
+    /// to the first.
     pub(super) fn new(parameters: &[Parameter], first_limit: usize, limit: usize) -> Result<Self> {
         let mut buckets: Vec<BucketLayout> = Vec::new();
         // The newest bucket of each type.
@@ -112,13 +112,13 @@ fn places(buckets: &[BucketLayout], parameters: &[Parameter]) -> Vec<Place> {
     places
 }
 
-/// What is ready in the current step.
+/// The ready parameters of the current step.
 #[derive(Debug)]
 pub(super) struct Readiness {
     ready: Vec<bool>,
-    /// Parameters of each bucket that are not ready.
+    /// Number of parameters of each bucket that are not ready.
     missing: Vec<usize>,
-    /// Buckets that have been launched: the first so many.
+    /// Number of buckets that have been launched: always the first ones.
     launched: usize,
 }
 
@@ -135,12 +135,12 @@ impl Readiness {
         self.ready[parameter]
     }
 
-    /// The parameters that are not ready, in order of registration.
+    /// Returns the parameters that are not ready, in order of registration.
     pub(super) fn unready(&self) -> impl Iterator<Item = usize> {
         self.ready.iter().enumerate().filter(|(_, ready)| !**ready).map(|(number, _)| number)
     }
 
-    /// A parameter has become ready: returns the buckets to launch now. A bucket waits for those before it, so that all ranks
+    /// Marks a parameter as ready. Returns the buckets to launch now. A bucket waits for the previous ones, so that all ranks
     /// launch them in the same order.
     pub(super) fn mark(&mut self, plan: &BucketPlan, parameter: usize) -> Range<usize> {
         self.ready[parameter] = true;
@@ -243,7 +243,7 @@ mod tests {
                 let is_complete =
                     |bucket: &BucketLayout| bucket.parameters.iter().all(|p| readiness.is_ready(*p));
                 prop_assert!(plan.buckets[..launched].iter().all(is_complete));
-                // None waits that need not.
+                // No bucket waits without need.
                 prop_assert!(plan.buckets.get(launched).is_none_or(|next| !is_complete(next)));
             }
             prop_assert_eq!(launched, plan.buckets.len());

@@ -1,4 +1,4 @@
-//! What one rank hears when it misuses a reducer.
+//! Errors for one rank that misuses a reducer.
 
 use super::*;
 use crate::testing::in_time;
@@ -7,7 +7,7 @@ fn parameters() -> [Parameter; 3] {
     [Parameter::new::<f32>("a", 10), Parameter::new::<f32>("b", 20), Parameter::new::<i32>("c", 5)]
 }
 
-/// A group of one rank and a reducer of three parameters.
+/// Returns a group of one rank and a reducer of three parameters.
 fn alone(options: &BucketOptions) -> (ProcessGroup, BucketedReducer) {
     let group = ProcessGroup::loopback(1).remove(0);
     let reducer = BucketedReducer::new(&group, &parameters(), options).unwrap();

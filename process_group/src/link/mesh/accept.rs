@@ -1,4 +1,4 @@
-//! Being reached by the ranks that dial this one.
+//! Accepts links from the ranks that dial this one.
 
 use std::fmt::Display;
 use std::future::pending;
@@ -16,7 +16,7 @@ use crate::membership::half_open::{AdmissionToken, HalfOpen};
 use crate::types::rank::{Epoch, Rank};
 use crate::types::sync::lock;
 
-/// How this rank is reached.
+/// The state with which this rank accepts links.
 pub(super) struct Acceptor {
     pub(super) epoch: Epoch,
     pub(super) me: Rank,
@@ -25,7 +25,7 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Accepts for good.
+    /// Accepts links forever.
     pub(super) async fn accept(self, bound: Bound, mut half_open: HalfOpen) {
         let listeners = match Listeners::new(bound) {
             Ok(listeners) => listeners,
@@ -44,7 +44,7 @@ impl Acceptor {
                     report("a Unix socket", this.welcome(stream, here, &own).await);
                 }),
                 Err(error) => {
-                    // Out of descriptors, most likely: make room, and do not spin.
+                    // The cause is most likely a lack of descriptors: make room, and do not spin.
                     tracing::debug!(%error, "accepting a link failed");
                     evicted(half_open.shed());
                     tokio::time::sleep(RETRY).await;
@@ -111,12 +111,12 @@ fn evicted(connections: usize) {
     (0..connections).for_each(|_| security::count_refused("data", "evicted"));
 }
 
-/// Counts and logs a connection if it was refused.
+/// Counts and logs a connection if it was rejected.
 fn report(from: impl Display, outcome: Result<(), HandshakeError>) {
     let Err(why) = outcome else { return };
     security::count_refused("data", why.reason());
     match why {
-        // It knows the secret: no outsider can fill the log.
+        // The other end knows the secret: no outsider can fill the log.
         HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Security(_) => {
             tracing::warn!(%from, "refused a rank's connection: {why}");
         }

@@ -1,4 +1,4 @@
-//! Connections that other ranks have made and this one has not asked for yet.
+//! Connections that other ranks have made and that this rank has not asked for yet.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex};
 use crate::link::security::Channel;
 use crate::link::wire::hello::LinkId;
 
-/// Connections kept that nobody has asked for. At this many, those whose other end has gone are dropped.
+/// Number of unclaimed connections from which those whose other end has closed are dropped.
 const WAITING: usize = 1024;
 
 #[derive(Default, Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Arrivals {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) links: HashMap<LinkId, Channel>,
-    /// At this many, those whose other end has gone are dropped.
+    /// Number of connections from which those whose other end has closed are dropped.
     full: usize,
 }
 
@@ -29,8 +29,8 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// A connection stays when its other end has gone, since what that said last may still be read. But others may make
-    /// groups that this rank never makes, again and again, and their sockets must not pile up.
+    /// Keeps a connection. It stays when its other end has closed, since the last frames may still be read. But other ranks may
+    /// make groups that this rank never makes, again and again, and their sockets must not accumulate.
     pub(super) fn keep(&mut self, id: LinkId, connection: Channel) {
         if self.links.len() >= self.full {
             self.links.retain(|_, connection| !connection.is_over());

@@ -1,4 +1,4 @@
-//! Who tries to get into a mesh, and who stands between its ranks: nobody gets a link.
+//! Attackers that dial into a mesh, or intercept its connections: none of them gets a link.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,13 +24,13 @@ use crate::testing::LATE;
 use crate::types::rank::{Epoch, Rank};
 use crate::types::sync::lock;
 
-/// So far off that no refusal comes from it.
+/// Far enough in the future that it causes no rejection.
 const NEVER: Duration = Duration::from_secs(3600);
 const OURS: Secret = Secret::new([7; 32]);
 const EPOCH: Epoch = Epoch(2);
 const BOTH: [EncryptionChoice; 2] = [EncryptionChoice::Off, EncryptionChoice::On];
 
-/// Remembers the labels of every connection that was refused.
+/// Remembers the labels of every rejected connection.
 #[derive(Default)]
 struct Refusals(Mutex<Vec<String>>);
 
@@ -54,7 +54,7 @@ impl Recorder for Refusals {
     }
 }
 
-/// Runs a test against a rank that accepts links, with these settings; the refusals must be for this reason, one for each.
+/// Runs a test against a rank that accepts links, with these settings; the rejections must have these reasons, one each.
 fn refuses<F: Future<Output = ()>>(
     encryption: EncryptionChoice,
     reasons: &[&str],
@@ -126,10 +126,10 @@ async fn dial(
     prover(secret, security).dial(stream, here, &link(epoch)).await
 }
 
-/// Says this to the address, and waits until it hangs up.
+/// Sends these bytes to the address, and waits until it closes the connection.
 async fn say(address: SocketAddr, words: &[u8]) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // It may hang up before it has heard all.
+    // It may close the connection before it has read all bytes.
     let _ = stream.write_all(words).await;
     let _ = stream.read_to_end(&mut Vec::new()).await;
 }
@@ -150,7 +150,7 @@ fn who_has_no_secret_is_refused_whatever_it_says() {
     for encryption in BOTH {
         refuses(encryption, &["protocol", "protocol", "secret"], async |address| {
             say(address, b"GET / HTTP/1.1\r\n\r\n").await;
-            // What an ordinary TLS client says first.
+            // The first bytes of an ordinary TLS client.
             say(address, &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await;
             let mut proof = [0; CLIENT_PROOF];
             let protection = security(encryption).protection(address.ip());
@@ -179,7 +179,7 @@ fn a_recorded_handshake_opens_no_second_link() {
     }
 }
 
-/// Passes a connection on, and returns what its maker said.
+/// Passes a connection on, and returns the bytes that its maker sent.
 async fn record(middle: &TcpListener, address: SocketAddr) -> Vec<u8> {
     let mut from = middle.accept().await.unwrap().0;
     let mut to = TcpStream::connect(address).await.unwrap();
@@ -221,7 +221,7 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
             let mut bytes = [0; CLIENT_PROOF];
             from.read_exact(&mut bytes).await.unwrap();
             to.write_all(&bytes).await.unwrap();
-            // TLS begins only after the proof was right.
+            // TLS begins only after a correct proof.
             let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
             let mut first = [0; 1];
             tokio::select! {
@@ -240,7 +240,7 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     });
 }
 
-/// Says nothing, and is heard.
+/// Connects, sends nothing, and waits for the first bytes.
 async fn outsider(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
@@ -301,7 +301,7 @@ fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
         let intercept = async {
             let mut dialler = middle.accept().await.unwrap().0;
             let mut acceptor = TcpStream::connect(address).await.unwrap();
-            // What is said in clear is passed on: both ends know the secret.
+            // The clear bytes are passed on: both ends know the secret.
             let (mut challenge, mut proof, mut reply) = ([0; CHALLENGE], [0; CLIENT_PROOF], [0; REPLY]);
             acceptor.read_exact(&mut challenge).await.unwrap();
             dialler.write_all(&challenge).await.unwrap();
@@ -358,7 +358,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
                 stream.write_all(&hello::challenge(protection, &[1; 32])).await.unwrap();
                 stream.read_exact(&mut [0; CLIENT_PROOF]).await.unwrap();
                 stream.write_all(&[5; REPLY]).await.unwrap();
-                // Until the other hangs up.
+                // Waits until the other end closes the connection.
                 let _ = stream.read(&mut [0]).await;
             };
             let (refused, ()) = tokio::join!(victim, accept);
@@ -419,7 +419,7 @@ mod certificates {
             Self { issuer: Issuer::new(params, key), pem }
         }
 
-        /// The settings of a rank that this authority has certified, and that trusts another.
+        /// Returns the settings of a rank that this authority has certified, and that trusts another.
         fn certify(&self, trusted: &Self) -> Security {
             let folder = tempfile::tempdir().unwrap();
             let file = |name: &str, pem: &str| {
@@ -456,7 +456,7 @@ mod certificates {
         let (ours, other) = (Authority::new(), Authority::new());
         against(ours.certify(&ours), &["tls"], async |address| {
             let refused = dial(address, OURS, other.certify(&ours), EPOCH).await.unwrap_err();
-            // What it is told may be lost when the address hangs up.
+            // The reason may be lost when the address closes the connection.
             assert!(matches!(refused, HandshakeError::Security(_) | HandshakeError::Refused), "{refused}");
         });
     }

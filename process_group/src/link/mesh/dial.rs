@@ -1,4 +1,4 @@
-//! Reaching a rank that listens.
+//! Connects to a rank that listens.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use crate::link::security::Channel;
 use crate::link::wire::hello::LinkId;
 use crate::types::rank::Rank;
 
-/// Every rank listens before it joins, until it ends. One whose port has refused connections for this long has ended.
+/// Time after which a rank that refuses connections has ended: every rank listens from before it joins until it ends.
 const GONE_AFTER: Duration = Duration::from_millis(500);
 
-/// How this rank dials.
+/// The state with which this rank dials.
 #[derive(Clone, Debug)]
 pub(super) struct Dialler(pub(super) Arc<Prover>);
 
-/// Why a rank was not reached.
+/// The reason why a rank was not reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreached {
     #[error("nobody listens any more where it did")]
@@ -35,14 +35,14 @@ pub(super) enum Unreached {
     Late {
         rank: Rank,
         address: SocketAddr,
-        /// What the last attempt came to.
+        /// The result of the last attempt.
         last: Option<HandshakeError>,
     },
 }
 
 impl Dialler {
-    /// Tries until the deadline, or until it is clear that nobody is there any more. `same_host`: whether the rank at this address
-    /// runs on this host.
+    /// Tries until the deadline, or until it is clear that the rank has ended. `same_host` is true if the rank at this address runs
+    /// on this host.
     pub(super) async fn dial(
         &self,
         address: SocketAddr,
@@ -74,11 +74,11 @@ impl Dialler {
         reached.unwrap_or_else(|_| Err(Unreached::Late { rank: id.to, address, last }))
     }
 
-    /// Returns when it is clear that nobody is there any more.
+    /// Returns when it is clear that the rank has ended.
     pub(super) async fn until_gone(address: SocketAddr) {
         let mut refused_since = None;
         loop {
-            // Most have dialled before this.
+            // Most ranks have dialled before this.
             sleep(GONE_AFTER / 2).await;
             match timeout(GONE_AFTER, TcpStream::connect(address)).await {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {

@@ -1,7 +1,7 @@
-//! Whether the processes of other ranks respond.
+//! Checks whether the processes of other ranks respond.
 //!
-//! A rank accepts links on a thread of its own, which sends a challenge to whoever connects: also while the rank computes, not
-//! while its process is stopped, and not across a network that is cut.
+//! A rank accepts links on a thread of its own, which sends a challenge to every client: also while the rank computes, but not
+//! while its process is stopped, and not across a broken network.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -17,18 +17,18 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::link::wire::hello::CHALLENGE;
 
-/// How long a process may take to send a challenge: long enough for a busy one.
+/// Timeout for a process to send a challenge: long enough for a busy one.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// A process is unresponsive after so many attempts in a row.
+/// Number of consecutive failed attempts after which a process is unresponsive.
 const ATTEMPTS: usize = 2;
-/// The time between attempts that succeed. With the attempts that fail, a stopped process is found within 4.5 s.
+/// Time between attempts that succeed. Together with the attempts that fail, a stopped process is found within 4.5 s.
 const INTERVAL: Duration = Duration::from_millis(1500);
 
-/// Looks whether processes respond, from the thread that accepts links.
+/// Checks whether processes respond, from the thread that accepts links.
 #[derive(Clone, Debug)]
 pub(crate) struct Liveness(pub(super) Handle);
 
-/// One process that is looked at until this is dropped.
+/// A process that is checked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     is_silent: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ pub(crate) struct Pulse {
 }
 
 impl Liveness {
-    /// Begins to look at the process that accepts links at this address.
+    /// Begins to check the process that accepts links at this address.
     pub(crate) fn watch(&self, address: SocketAddr) -> Pulse {
         let is_silent = Arc::new(AtomicBool::new(false));
         let silent = Arc::clone(&is_silent);
@@ -46,7 +46,7 @@ impl Liveness {
                 let began = Instant::now();
                 missed = if responds(address).await { 0 } else { missed + 1 };
                 silent.store(missed >= ATTEMPTS, Ordering::Relaxed);
-                // An attempt that times out has taken as long already; an unreachable network answers at once.
+                // An attempt that times out has taken as long already; an unreachable network fails at once.
                 sleep_until(began + INTERVAL).await;
             }
         });
@@ -55,7 +55,7 @@ impl Liveness {
 }
 
 impl Pulse {
-    /// Whether the process has not responded to the newest attempts.
+    /// Returns true if the process has not responded to the newest attempts.
     pub(crate) fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Relaxed)
     }
@@ -67,7 +67,7 @@ impl Drop for Pulse {
     }
 }
 
-/// Whether a challenge comes. A process that has ended responds too: its links say that it has gone.
+/// Returns true if a challenge arrives. A process that has ended counts as responding: its links show that it is lost.
 async fn responds(address: SocketAddr) -> bool {
     let challenge = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -80,7 +80,7 @@ async fn responds(address: SocketAddr) -> bool {
     }
 }
 
-/// Whether an error tells of the network, not of the process.
+/// Returns true if an error comes from the network, not from the process.
 fn is_unreachable(kind: ErrorKind) -> bool {
     use ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(kind, HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
@@ -118,7 +118,7 @@ mod tests {
         let address = theirs.address();
         let start = |bound, rank| Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings);
         let (mesh, other) = (start(mine, 0).unwrap(), start(theirs, 1).unwrap());
-        // A kernel accepts for a stopped process.
+        // A kernel accepts connections for a stopped process.
         let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let [rank, stopped] = [address, stopped.local_addr().unwrap()].map(|at| mesh.liveness().watch(at));
         let deadline = Instant::now() + LATE;

@@ -1,6 +1,6 @@
-//! Links between the ranks of a group: one listener a process, and a mutual proof of the job's secret on every link.
+//! Links between the ranks of a group: one listener per process, and a mutual proof of the job's secret on every link.
 //!
-//! On CPUs the links carry the data of collectives; beside GPUs they carry control messages.
+//! On CPUs the links carry the data of collectives; with GPUs they carry control messages.
 
 mod accept;
 mod arrivals;
@@ -37,17 +37,17 @@ pub(crate) use liveness::{Liveness, Pulse};
 pub(crate) use peers::{Peer, Peers};
 use prove::Prover;
 
-/// Socket buffers between ranks of one host. The same processor copies bytes in and out: what does not fit its cache in
-/// between comes from memory again.
+/// Size of the socket buffers between ranks of one host. The same processor copies bytes in and out: bytes that do not fit its
+/// cache in between come from memory again.
 const LOCAL_BUFFER: usize = 256 << 10;
-/// Between two attempts to reach a rank that does not answer yet.
+/// Time between two attempts to reach a rank that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// A listener that has its address before the roster is known.
+/// A listener whose address is fixed before the roster is known.
 #[derive(Debug)]
 pub(crate) struct Bound {
     tcp: TcpListener,
-    /// For the ranks of this host.
+    /// The listener for ranks of this host.
     unix: Option<UnixListener>,
     address: SocketAddr,
 }
@@ -77,7 +77,7 @@ impl Bound {
     }
 }
 
-/// One rank's end of all meshes. Accepts links for as long as it lives.
+/// One rank's end of all meshes. Accepts links until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     epoch: Epoch,
@@ -85,16 +85,16 @@ pub(crate) struct Mesh {
     socket_buffer: Option<usize>,
     dialler: Dialler,
     arrivals: Arc<Arrivals>,
-    /// Where links are accepted and dialled.
+    /// The runtime that accepts and dials links.
     runtime: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A member's process has ended.
+/// The process of a member has ended.
 struct Lost;
 
-/// A group that could not be connected, and as much of it as was.
+/// A group that could not be connected, and its connections so far.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     pub(crate) error: Error,
@@ -107,12 +107,12 @@ impl From<Box<Unconnected>> for Error {
     }
 }
 
-/// How links are made.
+/// Settings for making links.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) handshake: Duration,
     pub(crate) socket_buffer: Option<usize>,
-    /// How links are protected.
+    /// Protection of the links.
     pub(crate) security: Security,
 }
 
@@ -156,7 +156,7 @@ impl Mesh {
         })
     }
 
-    /// Looks whether the processes of other ranks respond.
+    /// Returns a check of whether the processes of other ranks respond.
     pub(crate) fn liveness(&self) -> Liveness {
         Liveness(self.runtime.clone())
     }
@@ -165,7 +165,7 @@ impl Mesh {
     ///
     /// # Errors
     /// [`Error::PeerLost`] for a member whose process has ended, [`Error::Timeout`] naming the members that were not reached
-    /// or did not come, with what there is of the group.
+    /// or did not dial, with the connections made so far.
     pub(crate) fn connect(
         &self,
         group: &str,
@@ -219,8 +219,8 @@ impl Mesh {
         }
     }
 
-    /// Dials everybody that this rank has to, all at once: one that cannot be reached takes no time from the others.
-    /// Returns why some were not reached, by position.
+    /// Dials all members that this rank has to dial, at the same time: an unreachable one delays no other. Returns by position the
+    /// reasons why some were not reached.
     fn dial_all(
         &self,
         group: &str,
@@ -261,7 +261,7 @@ impl Mesh {
         })
     }
 
-    /// The host of this rank, which is a member.
+    /// Returns the host of this rank, which is a member.
     fn host<'a>(&self, members: &[&'a Member]) -> Option<&'a String> {
         members.iter().find(|member| member.rank == self.me).map(|member| &member.host)
     }
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn only_the_rank_that_cannot_be_reached_is_named() {
-        // Its kernel takes connections, and nobody ever says a word on them.
+        // Its kernel accepts connections, and no process ever sends a byte on them.
         let silent = TcpListener::bind((HERE, 0)).unwrap();
         let bound: Vec<Bound> = (1..3).map(|_| Bound::new(HERE).unwrap()).collect();
         let members = [
@@ -389,7 +389,7 @@ mod tests {
         for (hosts, bare, family) in [
             (["here", "here"], false, AddressFamily::UNIX),
             (["here", "there"], false, AddressFamily::INET),
-            // One whose name is taken, or that cannot have one.
+            // A listener whose name is taken, or that cannot have one.
             (["here", "here"], true, AddressFamily::INET),
         ] {
             let mut bound = [Bound::new(HERE).unwrap(), Bound::new(HERE).unwrap()];
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_ended_is_lost_whoever_was_to_dial() {
-        // Nobody listens any more where two of the three did.
+        // Two of the three listeners have ended.
         let ended = [0, 2].map(|rank| member(rank, Bound::new(HERE).unwrap().address()));
         let bound = Bound::new(HERE).unwrap();
         let mine = member(1, bound.address());

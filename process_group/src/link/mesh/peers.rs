@@ -1,15 +1,15 @@
-//! The other ranks of a group, and something for each of them.
+//! The other ranks of a group, and a value for each of them.
 
 use std::ops::{Index, IndexMut};
 
 use crate::types::rank::Rank;
 
-/// A rank of a group other than the own one.
+/// A rank of a group other than the own rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Peer(usize);
 
 impl Peer {
-    /// `None` for `own` itself. Both are positions in the group.
+    /// Returns `None` for `own` itself. Both are positions in the group.
     pub(crate) fn new(rank: usize, own: usize) -> Option<Self> {
         match rank {
             lower if lower < own => Some(Self(lower)),
@@ -21,7 +21,7 @@ impl Peer {
 
 /// One `T` for each other rank of a group, in group order.
 ///
-/// There is none for the own rank and one for every other, so indexing by a [`Peer`] of the same group always finds one.
+/// The own rank has no value and every other rank has one, so indexing by a [`Peer`] of the same group always succeeds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Peers<T> {
     own: usize,
@@ -29,15 +29,15 @@ pub(crate) struct Peers<T> {
 }
 
 impl<T> Peers<T> {
-    /// `make` gets positions in the group.
+    /// Creates the values with `make`, which gets positions in the group.
     pub(crate) fn from_fn(own: usize, world_size: usize, make: impl FnMut(usize) -> T) -> Self {
         Self { own, all: (0..world_size).filter(|rank| *rank != own).map(make).collect() }
     }
 
-    /// From one slot for each rank of the group.
+    /// Creates the values from one slot for each rank of the group.
     ///
     /// # Errors
-    /// Gives the slots back when another rank's than `own` is empty.
+    /// Returns the slots when one other than that of `own` is empty.
     pub(crate) fn complete(own: usize, slots: Vec<Option<T>>) -> Result<Self, Vec<Option<T>>> {
         if slots.iter().enumerate().any(|(rank, slot)| rank != own && slot.is_none()) {
             return Err(slots);
@@ -46,31 +46,31 @@ impl<T> Peers<T> {
         Ok(Self { own, all: others.filter_map(|(_, slot)| slot).collect() })
     }
 
-    /// One slot for each rank of the group, the own one empty.
+    /// Returns one slot for each rank of the group, the own one empty.
     pub(crate) fn into_slots(self) -> Vec<Option<T>> {
         let mut slots: Vec<Option<T>> = self.all.into_iter().map(Some).collect();
         slots.insert(self.own.min(slots.len()), None);
         slots
     }
 
-    /// The same ranks with something else for each.
+    /// Returns the same ranks with another value for each.
     pub(crate) fn map<U>(self, mut make: impl FnMut(Rank, T) -> U) -> Peers<U> {
         let own = self.own;
         let all = self.all.into_iter().enumerate();
         Peers { own, all: all.map(|(index, item)| make(rank_of(Peer(index), own), item)).collect() }
     }
 
-    /// All ranks of the group, this one included.
+    /// Returns the number of ranks of the group, including this one.
     pub(crate) fn world_size(&self) -> usize {
         self.all.len() + 1
     }
 
-    /// Every peer, in group order.
+    /// Returns every peer, in group order.
     pub(crate) fn ids(&self) -> impl Iterator<Item = Peer> + use<T> {
         (0..self.all.len()).map(Peer)
     }
 
-    /// A peer's position in the group.
+    /// Returns a peer's position in the group.
     pub(crate) fn rank(&self, peer: Peer) -> Rank {
         rank_of(peer, self.own)
     }
@@ -79,7 +79,7 @@ impl<T> Peers<T> {
         self.all.iter_mut()
     }
 
-    /// Every peer with what is its own.
+    /// Returns every peer with its value.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = (Peer, &T)> {
         self.ids().zip(&self.all)
     }

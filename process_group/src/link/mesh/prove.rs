@@ -1,4 +1,4 @@
-//! How the two ends of a link prove to each other that they know the job's secret.
+//! The handshake in which the two ends of a link prove to each other that they know the job's secret.
 
 use std::io;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::membership::half_open::AdmissionToken;
 use crate::membership::roster::Secret;
 use crate::types::rank::{Epoch, Rank};
 
-/// Why a link was not made.
+/// The reason why a link was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error(transparent)]
@@ -41,7 +41,7 @@ pub(super) enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// In one word, for the counter of refused connections.
+    /// Returns one word, for the counter of rejected connections.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
             Self::Io(_) | Self::Refused => "broken",
@@ -55,8 +55,8 @@ impl HandshakeError {
         }
     }
 
-    /// Whether another attempt would come to the same. Only the reply of a rank that knows the secret leads to these: what a
-    /// outsider says, or changes on the way, may come to something else the next time.
+    /// Returns true if another attempt would have the same result. Only the reply of a rank that knows the secret leads to these:
+    /// bytes that an outsider sends, or changes on the way, may have another result the next time.
     pub(super) const fn is_final(&self) -> bool {
         matches!(self, Self::Mismatch(_) | Self::Security(_))
     }
@@ -65,7 +65,7 @@ impl HandshakeError {
 impl From<SecurityError> for HandshakeError {
     fn from(error: SecurityError) -> Self {
         match error {
-            // Whoever refuses closes the connection.
+            // The end that rejects closes the connection.
             SecurityError::Io(error) => Self::while_waiting(error),
             error @ SecurityError::Tls(_) => Self::Security(error),
         }
@@ -73,7 +73,7 @@ impl From<SecurityError> for HandshakeError {
 }
 
 impl HandshakeError {
-    /// What it means that nothing came where an answer was due.
+    /// Interprets the absence of an expected answer.
     fn while_waiting(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -87,18 +87,18 @@ impl HandshakeError {
     }
 }
 
-/// What this rank proves itself with.
+/// The data with which this rank proves itself.
 #[derive(Debug)]
 pub(super) struct Prover {
     pub(super) secret: Secret,
     pub(super) security: Security,
-    /// How long a handshake may take.
+    /// Timeout of a handshake.
     pub(super) limit: Duration,
 }
 
 impl Prover {
-    /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
-    /// whether this rank is still there. Who knows the secret leaves its admission.
+    /// Executes the accepting end, as rank `me` of an epoch. Returns `None` for a client that disconnects without a byte, like
+    /// those that only check whether this rank is alive. A client that knows the secret leaves its admission.
     pub(super) async fn accept<S: Connecting>(
         &self,
         stream: S,
@@ -133,7 +133,7 @@ impl Prover {
         let opening =
             Opening::verify_client(&self.secret, &challenge, &proof).ok_or(HandshakeError::WrongSecret)?;
         admission.leave();
-        // Also to one with other settings, who can then say so too.
+        // An end with other settings gets it too, and can then report the mismatch.
         stream.write_all(&opening.reply(&self.secret)).await?;
         Security::agree(here, there)?;
 
@@ -152,7 +152,7 @@ impl Prover {
         Ok(Some((id, Channel::new(stream)?)))
     }
 
-    /// The dialling end.
+    /// Executes the dialling end.
     pub(super) async fn dial<S: Connecting>(
         &self,
         stream: S,
@@ -174,7 +174,7 @@ impl Prover {
         let preface = *challenge.first_chunk().expect("a challenge is longer");
         let there = hello::read_preface(preface).ok_or(HandshakeError::WrongVersion)?;
         let (proof, opening) = Opening::prove_client(&self.secret, &challenge, here, &random());
-        // Also to one with other settings, who can then say so too.
+        // An end with other settings gets it too, and can then report the mismatch.
         stream.write_all(&proof).await?;
         let mut reply = [0; REPLY];
         stream.read_exact(&mut reply).await.map_err(HandshakeError::while_waiting)?;

@@ -1,7 +1,7 @@
-//! Unix sockets between ranks of one host: a message takes a fifth of the time that it takes through the network stack.
+//! Unix sockets between ranks of one host: a message takes a fifth of its time through the network stack.
 //!
-//! A rank listens under an abstract name made of the address of its data plane. Such a name belongs to one network namespace, as the
-//! address does, and goes with the process. Where nobody listens under it, ranks connect through TCP.
+//! A rank listens under an abstract name that contains the address of its data plane. Such a name belongs to one network namespace,
+//! like the address, and disappears with the process. If no process listens under it, ranks connect through TCP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,15 +18,15 @@ fn name(address: SocketAddr) -> String {
     format!("ryzanstein/{address}")
 }
 
-/// Listens next to the data plane at this address.
+/// Listens under the name for the data plane at this address.
 pub(super) fn listen(address: SocketAddr) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(name(address))?)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Connects with the process whose data plane is at this address. `None` where that cannot be done here, or where another user than
-/// `user` listens under the name.
+/// Connects with the process whose data plane is at this address. Returns `None` if that is impossible here, or if another user
+/// than `user` listens under the name.
 ///
 /// # Errors
 /// `EAGAIN` while more connections wait to be accepted than the system allows.
@@ -61,7 +61,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_nobody_or_another_user_has_leads_nowhere() {
-        // A port that this test keeps: no other process takes the name that belongs to it.
+        // The test keeps the port: no other process takes its name.
         let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = port.local_addr().unwrap();
         let (mine, others) = (geteuid(), Uid::from_raw(geteuid().as_raw() + 1));

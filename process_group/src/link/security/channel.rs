@@ -1,4 +1,4 @@
-//! A connection in the hands of a thread that never blocks on it: in clear, or sealed by TLS.
+//! A connection of a thread that never blocks on it: in clear, or sealed by TLS.
 
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
@@ -9,10 +9,10 @@ use super::sealed::Sealed;
 use super::secured::{Kind, Secured};
 use super::socket::{Connecting, Socket};
 
-/// A connection with non-blocking reads and writes. In clear, both go straight to the socket.
+/// A connection with non-blocking reads and writes. In clear, both use the socket directly.
 ///
-/// A sealed one holds bytes back in both directions: [`has_unread`](Self::has_unread) says what polling the socket does not,
-/// and [`flush`](Self::flush) sends on what a full socket has not taken.
+/// A sealed one buffers bytes in both directions: [`has_unread`](Self::has_unread) shows bytes that a poll of the socket does not,
+/// and [`flush`](Self::flush) sends bytes that a full socket has not accepted.
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: Socket,
@@ -20,7 +20,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Takes a connection whose ends have proved themselves.
+    /// Wraps a connection whose ends have proved themselves.
     pub(crate) fn new<S: Connecting>(secured: Secured<S>) -> io::Result<Self> {
         Ok(match secured.kind {
             Kind::Clear(stream) => Self::clear(stream.into_socket()?),
@@ -31,27 +31,27 @@ impl Channel {
         })
     }
 
-    /// In clear.
+    /// Wraps a connection in clear.
     pub(crate) fn clear(socket: Socket) -> Self {
         Self { socket, sealed: None }
     }
 
-    /// The socket, to poll and to tune.
+    /// Returns the socket, to poll and to tune.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Whether bytes that have left the socket have not been read.
+    /// Returns true if bytes that were read from the socket are still buffered.
     pub(crate) fn has_unread(&self) -> bool {
         self.sealed.as_ref().is_some_and(|sealed| sealed.has_unread())
     }
 
-    /// Whether bytes that were sent have not reached the socket.
+    /// Returns true if sent bytes have not reached the socket.
     pub(crate) fn has_unsent(&self) -> bool {
         self.sealed.as_ref().is_some_and(|sealed| sealed.has_unsent())
     }
 
-    /// Reads what has come. 0 when the other end has closed.
+    /// Reads the available bytes. Returns 0 when the other end has closed.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.sealed {
             None => self.socket.read(into),
@@ -59,7 +59,7 @@ impl Channel {
         }
     }
 
-    /// Reads what has come, the first piece first.
+    /// Reads the available bytes, the first piece first.
     pub(crate) fn read_pair(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         match &mut self.sealed {
             None => self.socket.read_pair(first, second),
@@ -67,17 +67,17 @@ impl Channel {
         }
     }
 
-    /// Sends two pieces, in order, as far as they go now.
+    /// Sends two pieces in order, as far as the socket accepts them now.
     pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
         match &mut self.sealed {
-            // Messages without a payload are many, and this system call is shorter.
+            // Most messages are without a payload, and this system call is shorter.
             None if second.is_empty() => self.socket.send(first),
             None => self.socket.send_pieces(&[IoSlice::new(first), IoSlice::new(second)]),
             Some(sealed) => sealed.send(&self.socket, first, second),
         }
     }
 
-    /// Passes on what was sent and has not reached the socket. `false` while some is left.
+    /// Passes on sent bytes that have not reached the socket. Returns `false` while some are left.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         self.sealed.as_mut().map_or(Ok(true), |sealed| sealed.flush(&self.socket))
     }
@@ -87,7 +87,7 @@ impl Channel {
         self.socket.shutdown(how);
     }
 
-    /// Whether the other end says nothing more.
+    /// Returns true if the other end sends no more bytes.
     pub(crate) fn is_over(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)

@@ -1,8 +1,8 @@
-//! Why a connection could not be protected.
+//! Errors of protecting a connection.
 
 use std::io;
 
-/// Why a connection could not be protected.
+/// The reason why a connection could not be protected.
 #[derive(Debug, thiserror::Error)]
 pub enum SecurityError {
     /// The connection broke.
@@ -22,7 +22,7 @@ impl From<io::Error> for SecurityError {
     }
 }
 
-/// What a TLS error means, and what to do.
+/// Explains a TLS error, with its remedy.
 fn words(error: &rustls::Error) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate, NoCertificatesPresented};
 

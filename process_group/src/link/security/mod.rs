@@ -1,8 +1,8 @@
-//! How connections are protected once both ends have proved that they know the job's secret: not at all, or by TLS 1.3.
+//! Protection of connections after both ends have proved that they know the job's secret: none, or TLS 1.3.
 //!
-//! Both ends say in clear, under a MAC of the secret, which [`Protection`] they have, and go on only if it is the same. What
-//! they prove inside the encrypted channel includes the channel's own exported key, its [`Binding`], so nobody can stand in
-//! between and decrypt (decision 0021).
+//! Both ends send their [`Protection`] in clear, under a MAC of the secret, and continue only if it is the same. Their proofs
+//! inside the encrypted channel include the channel's own exported key, its [`Binding`], so no third party can intercept and
+//! decrypt (decision 0021).
 
 mod channel;
 mod error;
@@ -24,32 +24,32 @@ pub use secured::{Binding, Secured};
 pub(crate) use socket::{Connecting, Socket};
 use tls::Tls;
 
-/// Counts a connection that was refused. `plane` is `control` or `data`.
+/// Counts a rejected connection. `plane` is `control` or `data`.
 pub fn count_refused(plane: &'static str, reason: &'static str) {
     metrics::counter!(crate::types::metric_names::REFUSED_CONNECTIONS.name, "plane" => plane, "reason" => reason)
         .increment(1);
 }
 
-/// What becomes of the bytes of a connection. Both ends must have the same.
+/// The protection of the bytes of a connection. Both ends must have the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
-    /// They travel in clear.
+    /// The bytes travel in clear.
     Clear,
-    /// They are encrypted; the job's secret authenticates the ends.
+    /// The bytes are encrypted; the job's secret authenticates the ends.
     Encrypted,
-    /// They are encrypted; the job's secret and certificates authenticate the ends.
+    /// The bytes are encrypted; the job's secret and certificates authenticate the ends.
     Certified,
 }
 
 impl Protection {
     const ALL: [Self; 3] = [Self::Clear, Self::Encrypted, Self::Certified];
 
-    /// Its number in handshakes.
+    /// Returns its number in handshakes.
     pub const fn byte(self) -> u8 {
         self as u8
     }
 
-    /// The protection of that number.
+    /// Returns the protection with that number.
     pub fn from_byte(byte: u8) -> Option<Self> {
         Self::ALL.get(usize::from(byte)).copied()
     }
@@ -73,9 +73,9 @@ impl fmt::Display for Protection {
      look different to the two ends: set `on` or `off` there)"
 )]
 pub struct Mismatch {
-    /// What this end has.
+    /// The protection of this end.
     pub here: Protection,
-    /// What the other end has.
+    /// The protection of the other end.
     pub there: Protection,
 }
 
@@ -87,10 +87,10 @@ pub struct Security {
 }
 
 impl Security {
-    /// Reads the files that the settings name, and makes a key for this process where they name none.
+    /// Reads the files that the settings name, and makes a key for this process if they name none.
     ///
     /// # Errors
-    /// [`Error::Configuration`] says which setting is wrong and why.
+    /// [`Error::Configuration`] with the wrong setting and the reason.
     pub fn new(config: &SecurityConfig) -> Result<Self> {
         let SecurityConfig { encryption, certificate, key, ca } = config;
         let files = match (certificate, key, ca) {
@@ -113,7 +113,7 @@ impl Security {
         Ok(Self { encryption: *encryption, tls })
     }
 
-    /// What a connection to this address gets. Both ends take the address that accepts.
+    /// Returns the protection of a connection to this address. Both ends use the address that accepts.
     pub fn protection(&self, accepting: IpAddr) -> Protection {
         if accepting.to_canonical().is_loopback() {
             return self.protection_within_host();
@@ -124,7 +124,8 @@ impl Security {
         }
     }
 
-    /// What a connection gets whose bytes do not leave the host: through a Unix socket, or between loopback addresses.
+    /// Returns the protection of a connection whose bytes do not leave the host: through a Unix socket, or between loopback
+    /// addresses.
     pub fn protection_within_host(&self) -> Protection {
         match self.encryption {
             EncryptionChoice::On => self.tls.protection(),
@@ -135,7 +136,7 @@ impl Security {
     /// Checks that the other end protects the connection as this one does.
     ///
     /// # Errors
-    /// A [`Mismatch`] that says what each end has.
+    /// A [`Mismatch`] with the protection of each end.
     pub fn agree(here: Protection, there: Protection) -> Result<(), Mismatch> {
         if here == there { Ok(()) } else { Err(Mismatch { here, there }) }
     }

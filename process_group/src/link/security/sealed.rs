@@ -1,8 +1,8 @@
-//! TLS on a socket that never blocks.
+//! TLS on a non-blocking socket.
 //!
-//! Bytes that were accepted for sending are encrypted at once. If the socket does not take all of them, the rest waits here,
-//! and nothing more is accepted until it has left. No alert ends a connection in good order: frames have lengths, and a
-//! goodbye of their own, so an end that comes too early is noticed.
+//! Bytes that were accepted for sending are encrypted at once. If the socket does not accept all of them, the rest waits here, and
+//! no more are accepted until the rest has been sent. No alert ends a connection in good order: frames have lengths, and an
+//! explicit goodbye, so a premature end is noticed.
 
 use std::io::{self, IoSlice, Read, Write};
 
@@ -11,22 +11,22 @@ use tokio_rustls::TlsStream;
 
 use super::socket::Socket;
 
-/// Encrypted bytes that are read from the socket at once.
+/// Number of encrypted bytes that one read takes from the socket.
 const READ: usize = 128 << 10;
 
 #[derive(Debug)]
 pub(super) struct Sealed {
     connection: Connection,
-    /// Encrypted bytes that have been read and not been decrypted: those from `start` to `end`.
+    /// Encrypted bytes that have been read but not decrypted: those from `start` to `end`.
     incoming: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Decrypted bytes that nobody has read.
+    /// Number of decrypted bytes that have not been read.
     plain: usize,
 }
 
 impl Sealed {
-    /// Takes over a connection whose handshake is done.
+    /// Takes over a connection after its handshake.
     pub(super) fn take<S>(stream: TlsStream<S>) -> (S, Self) {
         let (stream, connection) = match stream {
             TlsStream::Client(stream) => {
@@ -40,7 +40,7 @@ impl Sealed {
         };
         let incoming = vec![0; READ].into_boxed_slice();
         let mut sealed = Self { connection, incoming, start: 0, end: 0, plain: 0 };
-        // What came behind the handshake. An error comes again with the first read.
+        // The bytes after the handshake. An error comes again with the first read.
         sealed.plain =
             sealed.connection.process_new_packets().map_or(0, |state| state.plaintext_bytes_to_read());
         (stream, sealed)
@@ -79,7 +79,7 @@ impl Sealed {
         second: &mut [u8],
     ) -> io::Result<usize> {
         let mut read = self.read(socket, first)?;
-        // What is there already: a record may hold the end of a payload and the header behind it.
+        // Decrypted bytes come first: a record may contain the end of a payload and the next header.
         while self.plain > 0 {
             let rest =
                 if read < first.len() { &mut first[read..] } else { &mut second[read - first.len()..] };
@@ -91,13 +91,13 @@ impl Sealed {
         Ok(read)
     }
 
-    /// Decrypts some of what has been read. `false` when the other end has ended the connection.
+    /// Decrypts some of the read bytes. Returns `false` when the other end has ended the connection.
     fn decrypt(&mut self, socket: &Socket) -> io::Result<bool> {
         let mut rest = &self.incoming[self.start..self.end];
         let taken = self.connection.read_tls(&mut rest)?;
         self.start = self.end - rest.len();
         let state = self.connection.process_new_packets().map_err(|error| {
-            // Tells the other end, if the socket takes it.
+            // Tells the other end, if the socket accepts it.
             let _ = self.connection.write_tls(&mut Writer(socket));
             io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -114,7 +114,7 @@ impl Sealed {
         }
         let (mut sent, all) = (0, first.len() + second.len());
         while sent < all {
-            // Together, so that a header shares a record with its payload.
+            // Both together, so that a header shares a record with its payload.
             let of_first = sent.min(first.len());
             let rest = [IoSlice::new(&first[of_first..]), IoSlice::new(&second[sent - of_first..])];
             sent += self.connection.writer().write_vectored(&rest)?;
@@ -138,7 +138,7 @@ impl Sealed {
     }
 }
 
-/// A socket as rustls writes to it.
+/// A socket as a writer for rustls.
 struct Writer<'a>(&'a Socket);
 
 impl Write for Writer<'_> {

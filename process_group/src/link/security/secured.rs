@@ -1,4 +1,4 @@
-//! A connection that is protected as far as it is to be.
+//! A connection with the required protection.
 
 use std::io;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
-/// What only the two ends of an encrypted connection know of it: the keying material that RFC 9266 exports. Zeros in clear.
+/// A secret that only the two ends of an encrypted connection know: the keying material that RFC 9266 exports. Zeros in clear.
 pub type Binding = [u8; 32];
 
 /// A protected connection.
@@ -32,12 +32,12 @@ impl<S> Secured<S> {
         Self { kind: Kind::Tls(Box::new(stream)), binding }
     }
 
-    /// What a proof of the secret must include, so that it holds for this connection alone.
+    /// Returns the binding, which a proof of the secret must include, so that it is valid for this connection only.
     pub fn binding(&self) -> &Binding {
         &self.binding
     }
 
-    /// The connection beneath.
+    /// Returns the connection beneath.
     pub fn get_ref(&self) -> &S {
         match &self.kind {
             Kind::Clear(stream) => stream,
@@ -46,7 +46,7 @@ impl<S> Secured<S> {
     }
 }
 
-/// Calls a method of the stream that there is.
+/// Calls a method of the actual stream.
 macro_rules! delegate {
     ($self:ident, $stream:ident => $call:expr) => {
         match &mut $self.get_mut().kind {

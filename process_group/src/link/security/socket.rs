@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// A socket in the hands of a thread that never blocks on it.
+/// A socket of a thread that never blocks on it.
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
 
@@ -37,22 +37,22 @@ impl AsFd for Socket {
 }
 
 impl Socket {
-    /// Reads what has come. 0 when the other end has closed.
+    /// Reads the available bytes. Returns 0 when the other end has closed.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::net::recv(&self.0, into, RecvFlags::empty())?.0)
     }
 
-    /// Reads what has come, the first piece first.
+    /// Reads the available bytes, the first piece first.
     pub(super) fn read_pair(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::readv(&self.0, &mut [IoSliceMut::new(first), IoSliceMut::new(second)])?)
     }
 
-    /// Sends as much as the socket takes, without a signal when the peer has gone: the error says it.
+    /// Sends as many bytes as the socket accepts. A lost peer raises no signal: the error reports it.
     pub(super) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)?)
     }
 
-    /// The same with several pieces, in order.
+    /// Sends several pieces in order, in the same way.
     pub(super) fn send_pieces(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut nothing = SendAncillaryBuffer::default();
         Ok(rustix::net::sendmsg(&self.0, slices, &mut nothing, SendFlags::NOSIGNAL)?)
@@ -70,7 +70,7 @@ impl Socket {
     }
 }
 
-/// A connection in the hands of the runtime, until its ends have proved themselves.
+/// A connection of the runtime, until its ends have proved themselves.
 pub(crate) trait Connecting: AsyncRead + AsyncWrite + Unpin {
     /// Takes it from the runtime.
     fn into_socket(self) -> io::Result<Socket>;

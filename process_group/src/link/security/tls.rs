@@ -1,9 +1,9 @@
 //! TLS 1.3 by rustls, with ring.
 //!
-//! Without certificates, the accepting end has a raw public key (RFC 7250) that it made when it started, and nobody checks
-//! whose it is: the proof of the job's secret that follows includes the channel's binding, so it holds for the two ends of
-//! this channel alone. With certificates, both ends check in addition that the other's comes from one of the authorities.
-//! Names in certificates are not compared: ranks have addresses and no names, and the secret says who belongs to the job.
+//! Without certificates, the accepting end has a raw public key (RFC 7250) that it made when it started, and nothing checks the
+//! owner of the key: the proof of the job's secret that follows includes the channel's binding, so it is valid for the two ends of
+//! this channel only. With certificates, both ends also check that the other's comes from one of the authorities. Names in
+//! certificates are not compared: ranks have addresses and no names, and the secret decides which ranks belong to the job.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
@@ -60,14 +60,14 @@ impl fmt::Debug for Tls {
 
 impl Tls {
     pub(super) fn new(files: Option<&Files<'_>>, _: EncryptionChoice) -> Result<Self, String> {
-        // Never the default of the process, which may be another library's.
+        // It is never the default of the process, which may belong to another library.
         let provider = Arc::new(provider::default_provider());
         let (mut client, mut server) = match files {
             Some(files) => certified(&provider, files)?,
             None => encrypted(&provider)
                 .map_err(|error| format!("no key for encrypted connections could be made: {error}"))?,
         };
-        // A connection lives as long as its group: nothing is resumed.
+        // A connection lives as long as its group: no session is resumed.
         client.resumption = Resumption::disabled();
         server.send_tls13_tickets = 0;
         let protection = if files.is_some() { Protection::Certified } else { Protection::Encrypted };
@@ -82,7 +82,7 @@ impl Tls {
         &self,
         stream: S,
     ) -> Result<Secured<S>, SecurityError> {
-        // Nobody looks at the name.
+        // The name is never checked.
         let name = ServerName::try_from("ryzanstein").map_err(std::io::Error::other)?;
         let stream = TlsConnector::from(Arc::clone(&self.client)).connect(name, stream).await?;
         let binding = stream.get_ref().1.export_keying_material(Binding::default(), EXPORTER, None);
@@ -99,7 +99,7 @@ impl Tls {
     }
 }
 
-/// With a fresh key, and no certificate.
+/// Configures TLS with a new key, and no certificate.
 fn encrypted(provider: &Arc<CryptoProvider>) -> Result<(ClientConfig, ServerConfig), TlsError> {
     let pkcs8 =
         Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| TlsError::FailedToGetRandomBytes)?;
@@ -119,7 +119,7 @@ fn encrypted(provider: &Arc<CryptoProvider>) -> Result<(ClientConfig, ServerConf
     Ok((client, server))
 }
 
-/// With the certificates of both ends.
+/// Configures TLS with the certificates of both ends.
 fn certified(
     provider: &Arc<CryptoProvider>,
     files: &Files<'_>,
@@ -162,14 +162,14 @@ fn certified(
     Ok((client, server))
 }
 
-/// The most bytes of a file of certificates or of a key.
+/// Maximum number of bytes of a file of certificates or of a key.
 const MOST: ByteSize = ByteSize::bytes(1 << 20);
 
 fn read(setting: &str, path: &Path) -> Result<Vec<u8>, String> {
     file::read(path, MOST).map_err(|error| format!("{setting}: cannot read {}: {error}", path.display()))
 }
 
-/// A private key, in a file that nobody else can read.
+/// Reads a private key, from a file that no other user can read.
 fn private(path: &Path) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let metadata = path.metadata().map_err(|error| format!("security.key: cannot read {shown}: {error}"))?;
@@ -197,8 +197,8 @@ fn certificates(setting: &str, path: &Path) -> Result<Vec<CertificateDer<'static
     }
 }
 
-/// What the dialling end asks of the accepting one's key: that it signs the handshake and, where there are authorities, that
-/// one of them has certified it.
+/// The checks of the dialling end on the accepting end's key: the key signs the handshake and, if there are authorities, one of
+/// them has certified it.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,

@@ -1,4 +1,4 @@
-//! What a call asks for, in 16 bytes: operation, reduction, element type, 0, root u32, count u64, little endian.
+//! The parameters of a call in 16 bytes: operation, reduction, element type, 0, root u32, count u64, little endian.
 
 use crate::types::dtype::DType;
 use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
@@ -58,7 +58,7 @@ pub(crate) fn pack(fingerprint: &CallFingerprint) -> [u8; BYTES] {
     bytes
 }
 
-/// `None` for bytes that no rank of this version sends.
+/// Returns `None` for bytes that no rank of this version sends.
 pub(crate) fn unpack(bytes: &[u8; BYTES]) -> Option<CallFingerprint> {
     let [kind, op, dtype, 0, a, b, c, d, count @ ..] = *bytes else { return None };
     let op = *ReduceOp::ALL.get(usize::from(op))?;

@@ -1,4 +1,4 @@
-//! The header before every payload: a fingerprint of the call that the payload belongs to.
+//! The header before every payload: a fingerprint of the call of the payload.
 //!
 //! 64 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (the sender),
 //! sequence u64, count u64, payload length u64, 24 × 0.
@@ -8,22 +8,22 @@ use crate::schedule::Algorithm;
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
 
-/// Bytes of a header: a cache line, so that the payload behind it lies in lines as it does in an array that begins with one. Behind 48
+/// Bytes of a header: a cache line, so that the payload after it has the alignment of an array that begins with a line. After 48
 /// bytes, the kernel's copies into and out of sockets took up to 1.6 times as long.
 pub(crate) const HEADER: usize = 64;
-/// Longest reason that travels with an abort.
+/// Maximum length of a reason that an abort contains.
 pub(crate) const MAX_REASON: usize = 2048;
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Part of a call; the payload follows.
     Data,
-    /// The sender has given up; the payload says why, in UTF-8.
+    /// The sender has given up; the payload is the reason, in UTF-8.
     Abort,
-    /// "I have waited too long in this call: where are you?"
+    /// A question: "I have waited too long in this call: where are you?"
     Query,
-    /// "I am waiting in this call."
+    /// An answer: "I am waiting in this call."
     Answer,
     /// The sender leaves in good order.
     Goodbye,
@@ -38,14 +38,14 @@ pub(crate) struct Header {
     pub(crate) fingerprint: CallFingerprint,
     pub(crate) algorithm: Algorithm,
     pub(crate) sequence: u64,
-    /// Bytes of the payload.
+    /// Number of bytes of the payload.
     pub(crate) length: usize,
     /// The rank that sent the frame; in an abort, the rank that gave up first.
     pub(crate) rank: Rank,
 }
 
 impl Header {
-    /// Bytes that come after the header on the link.
+    /// Returns the number of bytes after the header on the link.
     pub(crate) fn following(&self) -> usize {
         if matches!(self.kind, Kind::Data | Kind::Abort) { self.length } else { 0 }
     }
@@ -64,7 +64,7 @@ impl Header {
         bytes
     }
 
-    /// `None` for bytes that no rank of this version sends.
+    /// Returns `None` for bytes that no rank of this version sends.
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));

@@ -1,4 +1,4 @@
-//! How a link begins: both ends prove that they know the job's secret, before either believes anything.
+//! The beginning of a link: both ends prove that they know the job's secret, before either trusts any other byte.
 //!
 //! ```text
 //! acceptor → dialler   challenge  "RYZL" version protection(1) 0 0  nonce_a(32)                                40 bytes
@@ -8,10 +8,10 @@
 //! dialler  → acceptor  hello      epoch(8) group(32) from(4) to(4) mac(32)                                     80 bytes
 //! acceptor → dialler   welcome    mac(32)                                                                      32 bytes
 //! ```
-//! `mac` is HMAC-SHA-256 under the secret over a label, all that was said before and what it stands behind, and in the last two
-//! also the channel's binding: two connections that somebody in between decrypts have two bindings, so neither end accepts the
-//! other's proof. All lengths are fixed, and the MAC is checked before a field is looked at. An end that does not know the
-//! secret learns random numbers.
+//! `mac` is HMAC-SHA-256 under the secret over a label, all earlier bytes and the bytes that it protects. In the last two it also
+//! covers the channel's binding: if a third party decrypts two connections between the ends, these have two bindings, so neither
+//! end accepts the other's proof. All lengths are fixed, and the MAC is checked before any field is read. An end that does not know
+//! the secret learns random numbers.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -22,7 +22,7 @@ use crate::types::rank::{Epoch, Rank};
 
 /// First bytes of a data link, with the version of everything in `wire`.
 const MAGIC: [u8; 5] = *b"RYZL\x0c";
-/// Of the magic bytes, and what else comes before a nonce.
+/// Length of the magic bytes and the other bytes before a nonce.
 pub(crate) const PREFACE: usize = 8;
 
 pub(crate) const CHALLENGE: usize = 40;
@@ -33,15 +33,15 @@ pub(crate) const WELCOME: usize = 32;
 
 pub(crate) type Nonce = [u8; 32];
 
-/// Which link this is.
+/// Identity of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LinkId {
     pub(crate) epoch: Epoch,
     /// Digest of the group's name.
     pub(crate) group: [u8; 32],
-    /// Who dials, as a global rank.
+    /// The dialling rank, as a global rank.
     pub(crate) from: Rank,
-    /// Who accepts, as a global rank.
+    /// The accepting rank, as a global rank.
     pub(crate) to: Rank,
 }
 
@@ -76,13 +76,13 @@ pub(crate) fn challenge(protection: Protection, nonce: &Nonce) -> [u8; CHALLENGE
     bytes
 }
 
-/// How the other end protects the link, or `None` when it is not one of us.
+/// Returns the protection of the other end, or `None` if it is not a rank of this version.
 pub(crate) fn read_preface(bytes: [u8; PREFACE]) -> Option<Protection> {
     let is_ours = bytes[..5] == MAGIC && bytes[6..] == [0, 0];
     is_ours.then(|| Protection::from_byte(bytes[5])).flatten()
 }
 
-/// What both ends have said in clear: the challenge, and the proof that answers it.
+/// The bytes that both ends have sent in clear: the challenge, and the proof that answers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Opening([u8; 2 * CHALLENGE]);
 
@@ -94,14 +94,14 @@ impl Opening {
         Self(bytes)
     }
 
-    /// The dialler's, with the proof that it sends.
+    /// Creates the dialler's opening, with the proof to send.
     pub(crate) fn prove_client(
         secret: &Secret,
         challenge: &[u8; CHALLENGE],
         protection: Protection,
         nonce: &Nonce,
     ) -> ([u8; CLIENT_PROOF], Self) {
-        // The same form as a challenge, in the other direction.
+        // It has the form of a challenge, in the other direction.
         let opening = Self::new(challenge, &self::challenge(protection, nonce));
         let mut bytes = [0; CLIENT_PROOF];
         bytes[..CHALLENGE].copy_from_slice(&opening.0[CHALLENGE..]);
@@ -109,7 +109,7 @@ impl Opening {
         (bytes, opening)
     }
 
-    /// The acceptor's, from the proof that it got. `None` when the dialler does not know the secret.
+    /// Creates the acceptor's opening, from the received proof. Returns `None` if the dialler does not know the secret.
     pub(crate) fn verify_client(
         secret: &Secret,
         challenge: &[u8; CHALLENGE],
@@ -122,18 +122,18 @@ impl Opening {
         Some(opening)
     }
 
-    /// The acceptor's proof that it has heard the proof, and has said the challenge that the dialler heard.
+    /// Returns the acceptor's proof that it has received the proof, and has sent the challenge that the dialler received.
     pub(crate) fn reply(&self, secret: &Secret) -> [u8; REPLY] {
         mac(secret, &[b"reply", &self.0]).finalize().into_bytes().into()
     }
 
-    /// Whether the acceptor knows the secret, and nobody has changed its challenge.
+    /// Returns true if the acceptor knows the secret, and its challenge was not changed.
     pub(crate) fn is_reply(&self, secret: &Secret, reply: &[u8; REPLY]) -> bool {
         mac(secret, &[b"reply", &self.0]).verify_slice(reply).is_ok()
     }
 }
 
-/// What a dialler says inside the channel, once it has proved itself: which link it wants.
+/// A dialler's first message inside the channel, after it has proved itself: the link that it wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello(pub(crate) LinkId);
 
@@ -149,7 +149,7 @@ impl Hello {
         bytes
     }
 
-    /// `None` when the dialler does not know the secret, or is not the other end of this channel.
+    /// Returns `None` if the dialler does not know the secret, or is not the other end of this channel.
     pub(crate) fn decode(
         secret: &Secret,
         opening: &Opening,
@@ -162,7 +162,7 @@ impl Hello {
         Some(Self::unproven(bytes))
     }
 
-    /// What a hello says, whoever said it.
+    /// Returns the content of a hello, from any sender.
     pub(crate) fn unproven(said: &[u8; HELLO]) -> Self {
         let u32_at = |at: usize| u32::from_le_bytes(said[at..at + 4].try_into().expect("four bytes"));
         Self(LinkId {
@@ -173,12 +173,12 @@ impl Hello {
         })
     }
 
-    /// The acceptor's answer, which proves that it knows the secret too.
+    /// Returns the acceptor's answer, which proves that it knows the secret too.
     pub(crate) fn welcome(&self, secret: &Secret, opening: &Opening, binding: &Binding) -> [u8; WELCOME] {
         self.accepts(secret, opening, binding).finalize().into_bytes().into()
     }
 
-    /// Whether the acceptor knows the secret, and is the other end of this channel.
+    /// Returns true if the acceptor knows the secret, and is the other end of this channel.
     pub(crate) fn is_welcome(
         &self,
         secret: &Secret,

@@ -1,4 +1,4 @@
-//! What a group is doing now, from its newest calls and its profile.
+//! The current activity of a group, from its newest calls and its profile.
 
 use std::time::{Duration, Instant};
 
@@ -6,34 +6,35 @@ use crate::observe::profile::RecentLatency;
 use crate::stream::Pending;
 use crate::types::operation::Operation;
 
-/// What one group of a rank is doing, from [`FlightRecorder::activity`](crate::FlightRecorder::activity). Collectives are
-/// numbered from 1; messages have numbers of their own, and only [`current`](Self::current) shows them.
+/// The activity of one group of a rank, from [`FlightRecorder::activity`](crate::FlightRecorder::activity). Collectives are
+/// numbered from 1; messages are numbered separately, and only [`current`](Self::current) shows them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupActivity {
     /// The group's name.
     pub name: String,
     /// Number of members.
     pub size: usize,
-    /// Whether the group cannot be used any more.
+    /// True if the group cannot be used any more.
     pub failed: bool,
-    /// The number of the newest collective that this rank has begun, 0 before the first. `None` where the recorder does not
-    /// go back to it.
+    /// The number of the newest collective that this rank has begun, 0 before the first. `None` if the recorder no longer contains
+    /// it.
     pub begun: Option<u64>,
-    /// What that collective was.
+    /// The operation of that collective.
     pub operation: Option<Operation>,
-    /// The number of the newest collective that has returned, as [`begun`](Self::begun). On a GPU a call returns when it
-    /// has been enqueued.
+    /// The number of the newest collective that has returned, like [`begun`](Self::begun). On a GPU a call returns when it has been
+    /// enqueued.
     pub ended: Option<u64>,
-    /// The oldest call that has not returned. On a GPU, if all have: the newest one, while the GPU is not known to have done all.
+    /// The oldest call that has not returned. On a GPU, if all have returned: the newest call, until the GPU is known to have
+    /// finished all.
     pub current: Option<CurrentCall>,
     /// Calls recorded in the profile since the start, messages included.
     pub calls: u64,
-    /// Latency of the newest calls that were timed; `None` without any.
+    /// Latency of the newest timed calls; `None` without any.
     pub recent: Option<RecentLatency>,
 }
 
 impl GroupActivity {
-    /// With what the GPU has not done, unless a call has not even returned.
+    /// Adds the calls that the GPU has not finished, unless a call has not even returned.
     pub(super) fn with_pending(mut self, pending: &Pending, now: Instant) -> Self {
         let operation = pending.call.map(|call| call.operation).or(self.operation);
         if let (None, Some(operation)) = (self.current, operation) {
@@ -49,9 +50,9 @@ impl GroupActivity {
 pub struct CurrentCall {
     /// Its number in the group (for messages: in the pair and direction), from 1.
     pub number: u64,
-    /// What was called.
+    /// The operation of the call.
     pub operation: Operation,
-    /// How long ago.
+    /// Time since its start.
     pub elapsed: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! The newest calls of a group, in memory that is allocated once.
 //!
-//! One thread writes at a time: [`Recorder`] needs `&mut`, and a group keeps it under the lock that a call holds. Any thread
-//! may read.
+//! One thread writes at a time: [`Recorder`] needs `&mut`, and a group keeps it under the lock that a call holds. Any thread may
+//! read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,16 +19,16 @@ use crate::schedule::Algorithm;
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
 
-/// So many of the newest calls say what a group is doing.
+/// Number of the newest calls that determine the activity of a group.
 const NEWEST: u64 = 4096;
 
-/// What is shared by the group and whoever reads its record.
+/// The history that the group shares with the readers of its record.
 #[derive(Debug)]
 pub(crate) struct CallHistory {
     name: String,
     members: Vec<Rank>,
     slots: Box<[Slot]>,
-    /// Calls so far.
+    /// Number of calls so far.
     begun: AtomicU64,
     failure: OnceLock<Failure>,
 }
@@ -53,7 +53,7 @@ impl CallHistory {
         }
     }
 
-    /// What the group is doing at `now`, in nanoseconds since 1970.
+    /// Returns the activity of the group at `now`, in nanoseconds since 1970.
     pub(super) fn activity(&self, now: u64, summary: CallSummary) -> GroupActivity {
         let mut activity = GroupActivity {
             name: self.name.clone(),
@@ -87,7 +87,7 @@ impl CallHistory {
                 }
                 if !is_current {
                     activity.ended = Some(last);
-                    // Calls return in the order in which they began, so all older ones have.
+                    // Calls return in the order of their starts, so all older ones have returned.
                     return activity;
                 }
             }
@@ -119,10 +119,10 @@ fn decode([number, a, b, begin, end, state]: [u64; WORDS]) -> Option<CallRecord>
 
 /// The first number of the schedules through shared memory.
 const SHARED: u8 = 64;
-/// The first number of our own kernels.
+/// The first number of the algorithms of this crate's own kernels.
 const PEER: u8 = 128;
 
-/// 0 for none.
+/// Returns the number of a path, 0 for none.
 fn number_of(path: Option<Path>) -> u8 {
     match path {
         None => 0,
@@ -146,19 +146,19 @@ fn path_of(number: u8) -> Option<Path> {
     }
 }
 
-/// The one thread's end of a ring.
+/// The writer's end of a ring.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     ring: Arc<CallHistory>,
-    /// When the process first asked for the time, by both clocks.
+    /// The time of the first reading, by both clocks.
     anchor: (Instant, u64),
-    /// Calls that have ended.
+    /// Number of calls that have ended.
     ended: u64,
     begun: u64,
 }
 
 impl Recorder {
-    /// Keeps this many calls; 0 keeps none.
+    /// Creates a recorder that keeps this many calls; 0 keeps none.
     pub(crate) fn new(name: &str, members: &[Rank], capacity: usize) -> Self {
         let ring = Arc::new(CallHistory {
             name: name.to_owned(),
@@ -174,7 +174,7 @@ impl Recorder {
         &self.ring
     }
 
-    /// A call, or `calls` of a replay.
+    /// Records the start of a call, or of `calls` calls of a replay.
     pub(crate) fn begin(&mut self, fingerprint: &CallFingerprint, number: u64, calls: u64, at: Instant) {
         let Some(slot) = self.slot(self.begun) else { return };
         let packed = u128::from_le_bytes(fingerprint::pack(fingerprint));
@@ -193,7 +193,7 @@ impl Recorder {
         self.ring.begun.store(self.begun, Ordering::Release);
     }
 
-    /// The oldest call that is under way has returned.
+    /// Records that the oldest call in progress has returned.
     pub(crate) fn end(&mut self, completion: Completion, at: Instant) {
         let outcome = match completion {
             Completion { captured: true, .. } => Outcome::Captured,
@@ -203,14 +203,14 @@ impl Recorder {
         self.end_as(Some(completion.path), outcome, at);
     }
 
-    /// All that are under way have ended with an error.
+    /// Records that all calls in progress have ended with an error.
     pub(crate) fn fail(&mut self, at: Instant) {
         while self.ended < self.begun {
             self.end_as(None, Outcome::Failed, at);
         }
     }
 
-    /// The group cannot be used any more.
+    /// Records that the group cannot be used any more.
     pub(crate) fn give_up(&self, error: &Error) {
         let _ = self.ring.failure.set(Failure::new(error));
     }
@@ -239,7 +239,7 @@ fn state(calls: u64, path: Option<Path>, outcome: Outcome) -> u64 {
     calls << 16 | u64::from(number_of(path)) << 8 | outcome as u64
 }
 
-/// This process's two clocks at one moment.
+/// Returns the readings of this process's two clocks at one moment.
 fn anchor() -> (Instant, u64) {
     static ANCHOR: OnceLock<(Instant, u64)> = OnceLock::new();
     *ANCHOR.get_or_init(|| {
@@ -252,7 +252,7 @@ fn since((instant, wall): (Instant, u64), at: Instant) -> u64 {
     wall + at.saturating_duration_since(instant).as_nanos() as u64
 }
 
-/// Nanoseconds since 1970.
+/// Returns the nanoseconds since 1970.
 pub(super) fn unix_ns(at: Instant) -> u64 {
     since(anchor(), at)
 }

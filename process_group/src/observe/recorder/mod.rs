@@ -1,19 +1,19 @@
 //! The flight recorder: the newest calls of each group of a rank, kept in memory, and written to a file when a group fails.
 //!
-//! A call writes its entry under the lock that it holds already, so recording takes no lock of its own. Whoever copies
-//! the entries takes none either: a rank can be asked for its record while its calls are blocked.
+//! A call writes its entry under the lock that it already holds, so recording takes no lock of its own. A reader takes no lock
+//! either: a rank can be asked for its record while its calls are blocked.
 
 mod activity;
 mod call_history;
 mod record;
 mod slot;
 
-/// What a slot is made of; under loom, something else.
+/// The atomic types of a slot; under loom, its own types.
 mod atomic {
     pub(super) use std::hint::spin_loop;
     pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-    /// How often a reader tries again before it leaves out a call that is being replaced.
+    /// Number of attempts of a reader before it leaves out a call that is being replaced.
     pub(super) const TRIES: usize = 1000;
 }
 
@@ -34,33 +34,33 @@ pub use activity::{CurrentCall, GroupActivity};
 pub(crate) use call_history::{CallHistory, Recorder};
 pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 
-/// How long a rank whose group has failed waits until its record is written.
+/// Time for which a rank whose group has failed waits until its record is written.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The most groups that are shown after they have failed and gone.
+/// Maximum number of groups that are shown after they have failed and ended.
 const MOST_FAILED: usize = 16;
 
-/// One rank's flight recorder, from [`ProcessGroupManager::flight_recorder`](crate::ProcessGroupManager::flight_recorder).
-/// May be used from any thread at any time; it never waits for a call.
+/// One rank's flight recorder, from [`ProcessGroupManager::flight_recorder`](crate::ProcessGroupManager::flight_recorder). May be
+/// used from any thread at any time; it never waits for a call.
 #[derive(Clone, Debug)]
 pub struct FlightRecorder(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// What every record begins with.
+    /// The common first part of every record.
     head: FlightRecord,
-    /// Where a record goes when a group fails.
+    /// The folder for the record of a failed group.
     folder: Option<PathBuf>,
     groups: Mutex<Vec<Shown>>,
-    /// One file is written at a time.
+    /// Locked while a file is written: one at a time.
     writing: Mutex<()>,
 }
 
-/// A group that records show.
+/// A group in the records.
 #[derive(Clone)]
 struct Shown {
     ring: Arc<CallHistory>,
     profile: Arc<Profile>,
-    /// Of a group on a GPU.
+    /// The status of a group on a GPU.
     status: Option<Arc<Status>>,
 }
 
@@ -96,7 +96,7 @@ impl FlightRecorder {
         Self(Arc::new(Inner { head, folder, groups: Mutex::default(), writing: Mutex::default() }))
     }
 
-    /// Shows a group in records for as long as it lives, and the newest [`MOST_FAILED`] of those that have failed.
+    /// Shows a group in records while it exists, and the newest [`MOST_FAILED`] of those that have failed.
     pub(crate) fn add(&self, ring: &Arc<CallHistory>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
         self.groups();
         let (ring, profile) = (Arc::clone(ring), Arc::clone(profile));
@@ -109,7 +109,7 @@ impl FlightRecorder {
         groups.retain(|shown| !has_gone(shown) || shown.ring.has_failed());
         let too_many = groups.iter().filter(|shown| has_gone(shown)).count().saturating_sub(MOST_FAILED);
         for _ in 0..too_many {
-            // The oldest come first.
+            // The oldest groups come first.
             if let Some(oldest) = groups.iter().position(has_gone) {
                 groups.remove(oldest);
             }
@@ -117,25 +117,25 @@ impl FlightRecorder {
         groups.clone()
     }
 
-    /// What each group is doing now. Cheaper than [`record`](Self::record): it reads the newest calls only.
+    /// Returns the current activity of each group. It is cheaper than [`record`](Self::record): it reads the newest calls only.
     pub fn activity(&self) -> Vec<GroupActivity> {
         let now = Instant::now();
         self.groups().iter().map(|shown| shown.activity(now)).collect()
     }
 
-    /// A copy of what is recorded now.
+    /// Returns a copy of the present records.
     pub fn record(&self) -> FlightRecord {
         let groups = self.groups().iter().map(|shown| shown.ring.record()).collect();
         FlightRecord { dumped_ns: call_history::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
-    /// The folder of `profile.trace_dir`, which a record is written to when a group fails.
+    /// Returns the folder of `profile.trace_dir`, to which a record is written when a group fails.
     pub fn folder(&self) -> Option<&Path> {
         self.0.folder.as_deref()
     }
 
-    /// Writes a record to `rank-R.json` in a folder, which is made if it is not there. Replaces the file at once: nobody reads
-    /// half of one. Returns its path.
+    /// Writes a record to `rank-R.json` in a folder, which is created if necessary. Replaces the file atomically: no reader sees
+    /// half of it. Returns its path.
     ///
     /// # Errors
     /// [`Error::System`] with the path that cannot be written.
@@ -150,8 +150,8 @@ impl FlightRecorder {
         Ok(path)
     }
 
-    /// A group has failed. Writes the record on another thread, and waits for it for at most [`PATIENCE`]: a disk that hangs
-    /// must not keep the error from the caller.
+    /// Called when a group has failed. Writes the record on another thread, and waits for it for at most [`PATIENCE`]: a disk that
+    /// hangs must not keep the error from the caller.
     pub(crate) fn failed(&self) {
         let Some(folder) = self.folder().map(Path::to_owned) else { return };
         let (recorder, rank) = (self.clone(), self.0.head.rank.0);
@@ -190,7 +190,7 @@ mod tests {
         config
     }
 
-    /// Two ranks that are threads.
+    /// Runs two ranks as threads.
     fn together(config: &Config, rank: impl Fn(ProcessGroupManager) + Sync) {
         std::thread::scope(|scope| {
             for rendezvous in MemoryRendezvous::new(2) {

@@ -1,4 +1,4 @@
-//! What a record says. `ryz trace` reads it back.
+//! The content of a record. `ryz trace` reads it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,24 @@ use crate::error::Error;
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
 
-/// What one rank knows of its newest calls. Times are nanoseconds since 1970 by its host's clock, which is read once in a
-/// process: later changes of that clock do not show.
+/// One rank's knowledge of its newest calls. Times are nanoseconds since 1970 by its host's clock, which a process reads once:
+/// later changes of that clock have no effect.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FlightRecord {
-    /// The same on all ranks of a job in one epoch, and on no others: host and process of rank 0, and the epoch.
+    /// Identity of the job: the same on all ranks of a job in one epoch, and on no others. It contains host and process of rank 0,
+    /// and the epoch.
     pub job: String,
     /// The global rank.
     pub rank: Rank,
     /// Number of ranks in the job.
     pub world_size: usize,
-    /// Where the rank ran.
+    /// The rank's host.
     pub host: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// When this record was made.
+    /// Time at which this record was made.
     pub dumped_ns: u64,
-    /// Its groups, in the order in which they were made.
+    /// Its groups, in the order of their creation.
     pub groups: Vec<GroupRecord>,
 }
 
@@ -33,20 +34,20 @@ pub struct GroupRecord {
     pub name: String,
     /// Global rank of each member, in group order.
     pub members: Vec<Rank>,
-    /// Why the group cannot be used any more, if so.
+    /// The reason why the group cannot be used any more, if there is one.
     pub failure: Option<Failure>,
-    /// Older calls that newer ones have replaced.
+    /// Number of older calls that newer ones have replaced.
     pub overwritten: u64,
-    /// Oldest first.
+    /// The calls, oldest first.
     pub calls: Vec<CallRecord>,
 }
 
-/// Why a group failed on a rank.
+/// The reason why a group failed on a rank.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Failure {
     /// The error.
     pub error: String,
-    /// Global ranks that it names as its cause.
+    /// Global ranks that the error names as its cause.
     pub caused_by: Vec<Rank>,
 }
 
@@ -61,34 +62,34 @@ impl Failure {
 pub struct CallRecord {
     /// Its number in the group (for messages: in the pair and direction), from 1. For a replay, that of its first collective.
     pub number: u64,
-    /// 1. For a replay, how many collectives it repeated.
+    /// 1, or for a replay, the number of collectives that it repeated.
     pub calls: u64,
-    /// What was called. For a replay, the last of its calls.
+    /// The fingerprint of the call. For a replay, that of the last of its calls.
     #[serde(flatten)]
     pub fingerprint: CallFingerprint,
-    /// How it went, such as `tcp/ring`; absent while it is under way, and where it failed.
+    /// The path of the call, such as `tcp/ring`; absent while it is in progress, and if it failed.
     pub path: Option<String>,
-    /// When the call began.
+    /// Time at which the call began.
     pub enqueued_ns: u64,
-    /// When it returned to its caller. On host memory it was done by then. On a GPU it was only enqueued: when the GPU
-    /// finished it is not recorded.
+    /// Time at which it returned to its caller. On host memory it was complete by then. On a GPU it was only enqueued: the time at
+    /// which the GPU finished it is not recorded.
     pub returned_ns: Option<u64>,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Outcome {
     /// The call has not returned.
     InProgress,
-    /// It is done.
+    /// It is complete.
     Done,
     /// It is on a GPU's stream. The GPU may have finished it or not.
     Enqueued,
-    /// It was captured into a graph, and has not run by this. Its number is given again.
+    /// It was captured into a graph, which does not run it. Its number is assigned again.
     Captured,
     /// It returned an error.
     Failed,

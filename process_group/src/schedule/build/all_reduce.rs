@@ -1,4 +1,4 @@
-//! All-reduce: everybody gets the reduction of all.
+//! All-reduce: every rank gets the reduction of all.
 
 use std::ops::Range;
 
@@ -22,8 +22,8 @@ impl Builder {
         }
     }
 
-    /// Reduces surplus ranks into partners. Gives the rank's place among the largest power of two of ranks, with where
-    /// its values are then, or `None` for a surplus rank, which is done but for the result.
+    /// Reduces surplus ranks into partners. Returns the rank's place among the largest power of two of ranks, and the region of its
+    /// values after this, or `None` for a surplus rank, which then only waits for the result.
     pub(super) fn reduce_surplus(&mut self, power: usize) -> Option<Region> {
         let (input, output) = (self.input(self.all()), self.output(self.all()));
         if self.rank >= power {

@@ -30,8 +30,8 @@ impl Builder {
 
     pub(super) fn reduce_scatter_ring(&mut self) {
         let (rank, n) = (self.rank, self.n);
-        // Partial sums travel in the array itself in place, else in scratch as long as one chunk: a partial sum is
-        // sent on before the next one is made.
+        // In place, partial sums travel in the array itself; otherwise in scratch of the length of one chunk: a partial sum is sent
+        // before the next one is computed.
         for step in 0..n - 1 {
             let sent = self.rank_chunk(rank + 2 * n - 1 - step);
             let reduced = self.rank_chunk(rank + 2 * n - 2 - step);
@@ -83,7 +83,7 @@ impl Builder {
     }
 
     pub(super) fn all_to_all(&mut self) {
-        // In place, the message from a rank overwrites the one to it, as far as that has left already.
+        // In place, the message from a rank overwrites the message to it, as far as that has been sent already.
         for to in self.others() {
             self.send(to, self.input(self.rank_chunk(to)));
         }

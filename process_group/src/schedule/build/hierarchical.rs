@@ -6,17 +6,18 @@ use super::{Builder, chunk_range};
 use crate::schedule::Hosts;
 use crate::schedule::program::{Region, Source};
 
-/// Up to this many elements, hosts exchange whole chunks instead of pieces.
+/// Maximum number of elements for which hosts exchange whole chunks instead of pieces.
 const WHOLE_ELEMENTS: usize = 1024;
 
-/// Whether hosts exchange whole chunks of this length. Two hosts send no more that way, and save a round.
+/// Returns true if hosts exchange whole chunks of this length. Two hosts do not send more in this way, and save a round.
 pub(in crate::schedule) fn exchanges_whole(hosts: usize, length: usize) -> bool {
     hosts == 2 || length <= WHOLE_ELEMENTS
 }
 
 impl Builder {
-    /// The vector is cut into as many chunks as every host has ranks. The rank at place `c` of each host reduces chunk `c` over
-    /// its host, then with its counterparts, and gives it to its host. Between two hosts each byte crosses once in each direction.
+    /// The vector is divided into as many chunks as every host has ranks. The rank at place `c` of each host reduces chunk `c` over
+    /// its host, then with its counterparts, and sends it to the ranks of its host. Between two hosts each byte travels once in
+    /// each direction.
     ///
     /// After Thakur, Rabenseifner and Gropp for clusters of multi-core nodes; NCCL's older trees and Horovod do the same.
     pub(super) fn all_reduce_hierarchical(&mut self, hosts: &Hosts) {
@@ -24,7 +25,7 @@ impl Builder {
         let (host, place) = hosts.place(self.rank);
         let siblings = &hosts.ranks()[host];
         let count = self.spec.count;
-        // The next place first: at any time all ranks of a host send to different ones.
+        // The next place comes first: at any time all ranks of a host send to different ones.
         let others: Vec<usize> = (1..siblings.len()).map(|d| (place + d) % siblings.len()).collect();
         let with_chunk = || others.iter().copied().filter(|c| *c < chunks);
         for chunk in with_chunk() {
@@ -49,7 +50,7 @@ impl Builder {
         }
     }
 
-    /// All-reduces a part of the output among these ranks, of which this one is that at `index`.
+    /// All-reduces a part of the output among these ranks. This rank is at `index`.
     fn all_reduce_between(&mut self, ranks: &[usize], index: usize, part: Range<usize>) {
         let n = ranks.len();
         if n == 1 {
@@ -80,7 +81,7 @@ impl Builder {
         }
     }
 
-    /// One operand from each of these ranks, in their order.
+    /// Returns one operand from each of these ranks, in their order.
     fn sources(&self, ranks: &[usize], own: Region) -> Vec<Source> {
         ranks.iter().map(|r| if *r == self.rank { Source::Own(own) } else { Source::Peer(*r) }).collect()
     }

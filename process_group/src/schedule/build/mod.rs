@@ -1,19 +1,20 @@
-//! From (operation, algorithm, rank, hosts, length) to a program.
+//! Builds a program from (operation, algorithm, rank, hosts, length).
 //!
 //! | operation | ring | recursive_doubling | halving_doubling | direct | hierarchical |
 //! |---|---|---|---|---|---|
-//! | all-reduce | reduce-scatter and all-gather round the ring | whole vectors at doubling distance | halving, then doubling | small: everybody to everybody; large: reduce-scatter and all-gather, each in one step | reduce-scatter within hosts, all-reduce between them, all-gather within |
-//! | broadcast | a chain, pipelined | binomial tree | scatter to the others, all-gather among them | root to everybody | – |
-//! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root | – |
-//! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody | – |
+//! | all-reduce | reduce-scatter and all-gather round the ring | whole vectors at doubling distance | halving, then doubling | small: all to all; large: reduce-scatter and all-gather, each in one step | reduce-scatter within hosts, all-reduce between them, all-gather within |
+//! | broadcast | a chain, pipelined | binomial tree | scatter to the others, all-gather among them | root to all | – |
+//! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | all to root | – |
+//! | all-gather, reduce-scatter | round the ring | – | – | all to all | – |
 //! | barrier | – | one byte at doubling distance | – | – | – |
 //! | gather, scatter, all-to-all | – | – | – | in one step | – |
 //!
-//! In broadcast, reduce, gather and scatter, every rank also hears from every other, so that all compare their calls before any returns.
+//! In broadcast, reduce, gather and scatter, every rank also receives a message from every other, so that all compare their calls
+//! before any of them returns.
 //!
 //! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005); where the world size is no power of two, surplus ranks first hand their vectors to
-//! partners, as there. Every element is reduced in one place, or in an order that two partners share, so all ranks get the same bits.
+//! Operations in MPICH" (2005); if the world size is no power of two, surplus ranks first send their vectors to partners, as
+//! there. Every element is reduced at one rank, or in an order that two partners share, so all ranks get the same bits.
 
 mod all_reduce;
 mod chunks;
@@ -29,45 +30,45 @@ use super::Hosts;
 use super::program::{Node, Program, Region, Source, Space};
 use crate::types::operation::Operation;
 
-/// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering: a step then costs more
-/// than the elements.
+/// Maximum number of elements for which a direct all-reduce sends whole vectors instead of scattering: a step then costs more than
+/// the elements.
 pub(super) const ONE_SHOT_ELEMENTS: usize = 4096;
 
-/// Which collective a program is for.
+/// The collective of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CollectiveSpec {
     /// The operation.
     pub operation: Operation,
-    /// How.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// Elements of the vector, or of one rank's chunk.
+    /// Number of elements of the vector, or of one rank's chunk.
     pub count: usize,
-    /// Whether input and output are one memory.
+    /// True if input and output are the same memory.
     pub in_place: bool,
 }
 
 impl CollectiveSpec {
-    /// Whether a direct all-reduce sends whole vectors.
+    /// Returns true if a direct all-reduce sends whole vectors.
     pub(super) fn is_one_shot(&self) -> bool {
         self.count <= ONE_SHOT_ELEMENTS
     }
 
-    /// Whether data alone do not let every two ranks compare their calls: in a rooted call. Every rank then sends an empty message to
-    /// each rank that gets no payload from it. Headers carry the call; otherwise a rank that only sends would be done before any other
-    /// can object.
+    /// Returns true if the data alone do not let every two ranks compare their calls: in a rooted call. Every rank then sends an
+    /// empty message to each rank that gets no payload from it. Headers contain the call; otherwise a rank that only sends would be
+    /// done before any other can object.
     pub(super) fn needs_empty_messages(&self) -> bool {
         self.operation.root().is_some()
     }
 }
 
-/// Element range of chunk `index` when `count` elements are cut into `chunks`; the first ones are longer by one.
+/// Returns the element range of chunk `index` of `count` elements in `chunks` chunks; the first ones are longer by one.
 pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
     let (base, extra) = (count / chunks, count % chunks);
     let start = index * base + index.min(extra);
     start..start + base + usize::from(index < extra)
 }
 
-/// The program of `rank` in a group of at least two ranks.
+/// Builds the program of `rank` in a group of at least two ranks.
 ///
 /// # Panics
 /// When the operation has no such algorithm; [`Algorithm::suits`] says.
@@ -119,7 +120,7 @@ impl Builder {
         self.program.nodes.push(Node::Reduce { into, sources, last });
     }
 
-    /// Copies own values, which in place may be where they belong already.
+    /// Copies own values. In place, they may already be at their destination.
     fn copy(&mut self, from: Region, into: Region) {
         if from != into {
             self.reduce_into(into, vec![Source::Own(from)], false);
@@ -145,7 +146,7 @@ impl Builder {
     }
 
     fn region(&self, space: Space, range: Range<usize>) -> Region {
-        // In place, what is read is what is written.
+        // In place, the input is the output.
         let space = if space == Space::Input && self.spec.in_place { Space::Output } else { space };
         Region { space, start: range.start, end: range.end }
     }
@@ -167,18 +168,18 @@ impl Builder {
         0..self.spec.count
     }
 
-    /// Chunk `index` of a vector that the algorithm cuts into one chunk a rank.
+    /// Returns chunk `index` of a vector that the algorithm divides into one chunk per rank.
     fn vector_chunk(&self, index: usize) -> Range<usize> {
         chunk_range(self.spec.count, self.n, index % self.n)
     }
 
-    /// Chunk `index` of an array that holds one chunk a rank.
+    /// Returns chunk `index` of an array that consists of one chunk per rank.
     fn rank_chunk(&self, index: usize) -> Range<usize> {
         let index = index % self.n;
         index * self.spec.count..(index + 1) * self.spec.count
     }
 
-    /// This rank's own chunk where only that is passed out of place.
+    /// Returns the input region of an operation to which only this rank's own chunk is passed out of place.
     fn lone_input(&self) -> Region {
         self.input(if self.spec.in_place { self.rank_chunk(self.rank) } else { self.all() })
     }
@@ -195,18 +196,18 @@ impl Builder {
         (self.rank + self.n - 1) % self.n
     }
 
-    /// The other ranks, nearest successor first: at any time all ranks send to different ones.
+    /// Returns the other ranks, nearest successor first: at any time all ranks send to different ones.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, n) = (self.rank, self.n);
         (1..n).map(move |distance| (rank + distance) % n)
     }
 
-    /// All ranks in order, this one by its own values.
+    /// Returns one operand from each rank in rank order, with `own` for this rank.
     fn in_rank_order(&self, own: Region) -> Vec<Source> {
         (0..self.n).map(|r| if r == self.rank { Source::Own(own) } else { Source::Peer(r) }).collect()
     }
 
-    /// Two operands, the lower rank's first.
+    /// Returns two operands, the lower rank's first.
     fn pair(&self, own: Region, peer: usize) -> Vec<Source> {
         if self.rank < peer {
             vec![Source::Own(own), Source::Peer(peer)]
@@ -216,7 +217,7 @@ impl Builder {
     }
 }
 
-/// The largest power of two that is at most `n`.
+/// Returns the largest power of two that is at most `n`.
 pub(super) fn largest_power_of_two(n: usize) -> usize {
     1 << n.ilog2()
 }

@@ -5,8 +5,8 @@ use crate::schedule::Algorithm;
 use crate::schedule::program::Source;
 
 impl Builder {
-    /// Parent and children of this rank in a tree over all ranks with `root` on top. Children nearest to the leaves
-    /// first.
+    /// Returns parent and children of this rank in a tree over all ranks with `root` at the top. Children nearest to the leaves
+    /// come first.
     pub(super) fn tree(&self, root: usize, algorithm: Algorithm) -> (Option<usize>, Vec<usize>) {
         let n = self.n;
         let place = (self.rank + n - root) % n;
@@ -17,7 +17,7 @@ impl Builder {
                 if place + 1 < n { vec![rank_at(place + 1)] } else { vec![] },
             ),
             Algorithm::RecursiveDoubling => {
-                // Binomial: the parent is the place without its lowest set bit.
+                // Binomial tree: the parent is the place without its lowest set bit.
                 let lowest = if place == 0 { n.next_power_of_two() } else { place & place.wrapping_neg() };
                 let children = (0..usize::BITS)
                     .map(|bit| 1 << bit)
@@ -48,7 +48,7 @@ impl Builder {
         if let Some(parent) = parent {
             self.receive(parent, output);
         }
-        // The farthest child has the largest tree below it.
+        // The farthest child has the largest subtree.
         for child in children.into_iter().rev() {
             self.send(child, from);
         }
@@ -57,7 +57,7 @@ impl Builder {
         }
     }
 
-    /// The root sends one chunk to each of the others, which exchange them.
+    /// The root sends one chunk to each of the other ranks, which exchange them.
     pub(super) fn broadcast_scattered(&mut self, root: usize) {
         let (rank, n, count) = (self.rank, self.n, self.spec.count);
         let chunk = |of: usize| chunk_range(count, n - 1, (of + n - root - 1) % n);

@@ -1,5 +1,5 @@
-//! The thread around a watchdog's core: listens to the other members, the caller and the [observer](super::observer), and
-//! does what the core says. It never calls CUDA, which can block.
+//! The thread around a watchdog's core: listens to the other members, the caller and the [observer](super::observer), and executes
+//! the actions of the core. It never calls CUDA, which can block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::membership::roster::Member;
 use crate::stream::control_mesh::{ControlMesh, PeerEvent};
 use crate::stream::control_message::ControlMessage;
 
-/// How often the driver looks by itself; what comes over a link wakes it at once.
+/// Interval at which the driver looks by itself; an event on a link wakes it at once.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// How long the others have to hear that a group is given up. When its kernels are ended then, those of the others go on,
-/// with whatever is there for data.
+/// Time for the other members to learn that a group is given up. When its kernels are ended then, those of the other members
+/// continue with whatever data they find.
 const HEARD: Duration = Duration::from_millis(20);
-/// How long the end of a link waits for the other's.
+/// Timeout at the end of a link for the end of the other side.
 const CLOSING: Duration = Duration::from_millis(100);
 
-/// What the caller's thread reports.
+/// A report of the caller's thread.
 pub(super) enum Report {
     Caller(CallerEvent),
-    /// A mark stands behind all calls so far of a stream.
+    /// A mark was placed after all calls so far of a stream.
     Mark {
         stream: usize,
         event: Arc<Event>,
@@ -37,7 +37,7 @@ pub(super) enum Report {
 }
 
 pub(super) struct Driver {
-    /// What has been enqueued last.
+    /// The newest enqueued calls.
     newest: Option<Pending>,
     status: Arc<Status>,
     mesh: ControlMesh,
@@ -45,7 +45,7 @@ pub(super) struct Driver {
     observer: Observer,
     core: Core,
     reports: Receiver<Report>,
-    /// By stream, oldest first: numbers of the marks that belong to the core's pending calls.
+    /// For each stream, the numbers of the marks of the core's pending calls, oldest first.
     marks: [VecDeque<u64>; 2],
     newest_mark: u64,
 }
@@ -73,7 +73,7 @@ impl Driver {
     }
 
     pub(super) fn run(mut self) {
-        // A member that waits for others to make the communicator hears that this one is there.
+        // A member that waits for others to make the communicator learns that this one is running.
         self.mesh.broadcast(&ControlMessage::Hello);
         let mut next_look = Instant::now();
         while !self.status.stop.load(Ordering::Acquire) || self.core.is_asking() {
@@ -81,7 +81,7 @@ impl Driver {
             let (now, mut actions) = (Instant::now(), Vec::new());
             self.take_reports(now, &mut actions);
             self.hear(now, heard, &mut actions);
-            // However much is said, nobody is looked at more often than that.
+            // Regardless of the number of messages, the members are not checked more often than that.
             if now >= next_look {
                 next_look = now + INTERVAL;
                 let seen = self.observe(now);
@@ -100,7 +100,7 @@ impl Driver {
     }
 
     fn take_reports(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        // Not for ever, however fast calls come.
+        // The number is limited, however fast calls come.
         for _ in 0..1 << 16 {
             let Ok(report) = self.reports.try_recv() else { return };
             match report {
@@ -146,16 +146,16 @@ impl Driver {
                 self.status.heard_from(*position);
             }
         }
-        // Whoever ends the watchdog has nothing more to hear.
+        // The thread that ends the watchdog needs no further messages.
         if !self.status.stop.load(Ordering::Acquire) || self.core.is_asking() {
             self.core.peers(now, heard, actions);
         }
     }
 
-    /// What the observer sees on the GPU and of the library.
+    /// Returns the observer's results on the GPU and the library.
     fn observe(&mut self, now: Instant) -> Observation {
         let exits = self.status.exits();
-        // A library that fails under a caller says so to the caller, who waits for the core to find out why.
+        // A library that fails inside a call reports it to the caller, who waits for the core to find the reason.
         let asks_library = !self.core.is_inside(exits) && !self.status.has_failed();
         let seen = self.observer.look(asks_library);
         let (has_answered, seen) = (seen.is_some(), seen.unwrap_or_default());
@@ -168,7 +168,7 @@ impl Driver {
         }
         match seen.placed {
             None => {}
-            // Not while the stream is captured: the core asks again.
+            // Not while the stream is captured: the core requests it again.
             Some((_, None)) => self.core.mark_failed(),
             Some((calls, Some(event))) => {
                 let mark = Mark { event: Arc::new(event), reuse: false };
@@ -195,7 +195,7 @@ impl Driver {
         }
     }
 
-    /// Says that a member has stopped responding, or that it responds again.
+    /// Reports that a member has stopped responding, or that it responds again.
     fn tell(&self, position: usize, is_silent: bool) {
         let GroupMembers { group, all, .. } = &*self.status.members;
         let Member { rank, host, pid, .. } = &all[position];

@@ -1,9 +1,9 @@
-//! The watchdog of one rank's end of a group: hears of lost ranks, of errors that the library found and of calls that take
-//! too long, and ends the group then, so that no kernel and no caller waits for ever.
+//! The watchdog of one rank's end of a group: detects lost ranks, errors that the library found and calls that take too long, and
+//! then ends the group, so that no kernel and no caller waits forever.
 //!
-//! [`core`] decides, without a socket, clock, thread or GPU. [`driver`] is the thread around it; [`observer`] the one that
-//! asks the GPU. [`Status`] is what that thread
-//! and the caller's share. Callers report what they do through a channel and lock nothing.
+//! [`core`] decides, without a socket, clock, thread or GPU. [`driver`] is the thread around it; [`observer`] is the thread that
+//! queries the GPU. [`Status`] is the state that the driver shares with the caller. Callers report their calls through a channel
+//! and lock nothing.
 
 mod core;
 mod driver;
@@ -31,10 +31,10 @@ use crate::error::{Error, Result};
 use crate::types::rank::{self, Rank};
 use crate::types::sync::lock;
 
-/// How long to wait for the watchdog's verdict on a call that has expired.
+/// Timeout for the watchdog's verdict on an expired call.
 const VERDICT: Duration = Duration::from_secs(3);
 
-/// How long the kernels of a group that is closed may take to end.
+/// Timeout for the kernels of a closed group to end.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// One rank's watchdog.
@@ -42,13 +42,13 @@ pub(crate) struct Watchdog {
     status: Arc<Status>,
     monitored: Arc<dyn Monitored>,
     reports: Sender<Report>,
-    /// Marks to use again.
+    /// Marks for reuse.
     free: Mutex<Receiver<Arc<Event>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Watchdog {
-    /// Starts watching. `stream` is the group's first stream; `mesh` connects the members of `status`.
+    /// Starts the watchdog. `stream` is the group's first stream; `mesh` connects the members of `status`.
     pub(in crate::stream) fn spawn(
         status: Arc<Status>,
         mesh: ControlMesh,
@@ -69,34 +69,34 @@ impl Watchdog {
         Ok(Self { status, monitored, reports, free, thread })
     }
 
-    /// What the watchdog shares with callers.
+    /// Returns the state that the watchdog shares with callers.
     pub(crate) fn status(&self) -> &Arc<Status> {
         &self.status
     }
 
-    /// Errors once the group has failed.
+    /// Returns an error once the group has failed.
     pub(crate) fn check(&self) -> Result<()> {
         self.status.check()
     }
 
-    /// Reports something that the caller's thread does.
+    /// Reports an event of the caller's thread.
     pub(super) fn report(&self, event: CallerEvent) {
-        // The driver is gone once the group is closed: nobody needs to know then.
+        // The driver has ended once the group is closed: the event is irrelevant then.
         let _ = self.reports.send(Report::Caller(event));
     }
 
-    /// Reports a mark behind all calls so far of a stream. One to `reuse` comes back once it has been reached.
+    /// Reports a mark after all calls so far of a stream. A mark to `reuse` is returned once it has been reached.
     pub(super) fn report_mark(&self, stream: usize, event: Arc<Event>, reuse: bool) {
         let _ = self.reports.send(Report::Mark { stream, event, reuse });
     }
 
-    /// A mark that has been reached, to use again.
+    /// Returns a reached mark, for reuse.
     pub(super) fn free_mark(&self) -> Option<Arc<Event>> {
         lock(&self.free).try_recv().ok()
     }
 
-    /// The caller goes into the library, as the event that `event` makes of the entry's number reports, until what this
-    /// returns is dropped.
+    /// Marks the caller as inside the library until the result is dropped. `event` makes the reported event from the number of the
+    /// entry.
     ///
     /// # Errors
     /// Once the group has failed: nothing of the library may be used any more.
@@ -107,8 +107,8 @@ impl Watchdog {
         Ok(inside)
     }
 
-    /// Waits until `done`, the deadline, or a failure. At the deadline the watchdog finds out who is missing, which can only
-    /// be `peer` if there is one, and gives the group up.
+    /// Waits until `done`, the deadline, or a failure. At the deadline the watchdog identifies the missing rank, which can only be
+    /// `peer` if there is one, and gives the group up.
     pub(super) fn wait(
         &self,
         what: impl Fn() -> String,
@@ -123,7 +123,7 @@ impl Watchdog {
         Err(self.status.failure_within(VERDICT).unwrap_or_else(timeout))
     }
 
-    /// Gives the group up: tells the others why, and ends the communicator, from the watchdog's thread. Never blocks.
+    /// Gives the group up: tells the other members the reason, and ends the communicator, from the watchdog's thread. Never blocks.
     pub(crate) fn abort(&self, why: &Error) {
         if !self.status.has_failed() {
             self.request(CallerEvent::Abort(why.clone()));
@@ -135,17 +135,17 @@ impl Watchdog {
         self.report(event);
     }
 
-    /// This rank makes no more calls: the others may know how many it has made.
+    /// Announces that this rank makes no more calls: the other members may learn how many it has made.
     pub(crate) fn announce_exit(&self) {
         self.report(CallerEvent::Leaving);
     }
 
-    /// Waits until the calls of all members have been compared, at most until the deadline, at which it warns. All members
-    /// do so behind [`announce_exit`](Self::announce_exit).
+    /// Waits until the calls of all members have been compared, at most until the deadline, at which it warns. All members do so
+    /// after [`announce_exit`](Self::announce_exit).
     ///
     /// # Errors
     /// [`Error::Mismatch`] for other calls, or fewer than another member's; [`Error::PeerLost`] names a member that has made
-    /// fewer; [`Error::PeerAborted`] says what another member found. Any other failure of the group, too.
+    /// fewer; [`Error::PeerAborted`] contains the finding of another member. Any other failure of the group, too.
     pub(crate) fn verify_calls(&self, deadline: Instant) -> Result<()> {
         self.report(CallerEvent::VerifyCalls { deadline });
         let late = deadline + VERDICT;
@@ -157,7 +157,7 @@ impl Watchdog {
         Ok(())
     }
 
-    /// Waits until the watchdog has done what was asked of it: to give up.
+    /// Waits until the watchdog has given up, as requested.
     fn await_failure(&self) {
         if self.status.requested.load(Ordering::Acquire) {
             let _ = self.status.failure_within(VERDICT);
@@ -169,24 +169,24 @@ impl Watchdog {
         self.close_when(|| Ok(true));
     }
 
-    /// As [`close`](Self::close), once its kernels are done, as `is_done` says.
+    /// As [`close`](Self::close), once `is_done` reports that its kernels are done.
     pub(crate) fn close_when(&self, is_done: impl FnMut() -> Result<bool>) {
         let Some(thread) = lock(&self.thread).take() else { return };
-        // The others must still be told of a failure that the watchdog has not dealt with, which then ends the group.
+        // The other members must still learn of a failure that the watchdog has not handled, which then ends the group.
         self.await_failure();
         self.announce_exit();
         let is_past = matches!(self.status.poll(Instant::now() + DRAIN, is_done), Ok(Ok(())));
         let is_over = is_past && in_time(&self.status, &self.monitored, |m| m.finalize());
         let is_cut_off = !self.monitored.is_drained();
         if is_cut_off {
-            // What is aborted now may look done to the others: they must know before.
+            // Aborted work may look done to the other members: they must be told before.
             self.abort(&Error::Transport("it leaves the group in the middle of a call".into()));
             self.await_failure();
         }
         self.status.stop.store(true, Ordering::Release);
         let _ = thread.join();
         if !is_over || is_cut_off {
-            // Of one that has failed, something may have been made after it was given up.
+            // After a failure, parts of the communicator may have been made after the group was given up.
             retire(&self.status, &self.monitored);
         }
     }

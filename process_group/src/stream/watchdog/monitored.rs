@@ -1,4 +1,4 @@
-//! What a watchdog watches, and how it ends.
+//! The object that a watchdog monitors, and its end.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use super::status::Status;
 use crate::error::Error;
 
-/// How long the end of a communicator may take before it is left to itself.
+/// Time for the end of a communicator, after which it is abandoned.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
-/// What a watchdog watches: the library that moves a group's data.
+/// The library that moves a group's data, as a watchdog monitors it.
 pub(crate) trait Monitored: Send + Sync {
-    /// An error that the library has found by itself.
+    /// Returns an error that the library has found by itself.
     fn async_error(&self) -> Option<Error>;
 
-    /// Ends it in good order, behind all calls. May block for as long as the library does.
+    /// Ends it in good order, after all calls. May block for as long as the library does.
     fn finalize(&self);
 
-    /// Whether all calls are over, as [`finalize`](Self::finalize) has found.
+    /// Returns true if all calls have ended, as [`finalize`](Self::finalize) has found.
     fn is_drained(&self) -> bool;
 
-    /// Ends it by force: kernels and callers that wait inside the library come out. May block for as long as the library
-    /// does. Called once the group has failed, or has been finalized.
+    /// Ends it by force: kernels and callers that wait inside the library return. May block for as long as the library does. Called
+    /// once the group has failed, or has been finalized.
     fn abort(&self);
 }
 
-/// Ends a communicator by force, on a thread that is left to itself if the library does not come back.
+/// Ends a communicator by force, on a thread that is abandoned if the library does not return.
 pub(super) fn retire(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
     if !in_time(status, monitored, |monitored| monitored.abort()) {
         let group = &status.members.group;
@@ -33,7 +33,7 @@ pub(super) fn retire(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
     }
 }
 
-/// Whether that is done in time.
+/// Returns true if that is done in time.
 pub(super) fn in_time(status: &Arc<Status>, monitored: &Arc<dyn Monitored>, end: fn(&dyn Monitored)) -> bool {
     let monitored = Arc::clone(monitored);
     let (done, is_done) = mpsc::channel();

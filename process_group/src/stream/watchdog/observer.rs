@@ -1,5 +1,5 @@
 //! The thread that queries the GPU and the library. The driver does not: when the GPU's queue is full, a thread that enqueues
-//! blocks while it holds CUDA's locks, and queries block behind it.
+//! blocks while it holds CUDA's locks, and queries block until it releases them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use super::monitored::Monitored;
 use crate::device::{DeviceError, Event, Stream};
 use crate::error::Error;
 
-/// How long a look takes at most, unless CUDA holds it up.
+/// Maximum duration of a look, unless CUDA blocks it.
 const ANSWER: Duration = Duration::from_millis(2);
 
-/// An event behind calls.
+/// An event after calls.
 pub(super) struct Mark {
     pub(super) event: Arc<Event>,
-    /// Whether its maker wants it back once it has been reached.
+    /// True if its maker reuses it once it has been reached.
     pub(super) reuse: bool,
 }
 
 enum Order {
-    /// Ask for this mark of a stream until it has been reached. Numbers of a stream's marks go up.
+    /// Queries this mark of a stream until it has been reached. The numbers of a stream's marks increase.
     Watch(usize, u64, Mark),
-    /// Nobody asks for this mark.
+    /// Ends the queries of this mark.
     Discard(Mark),
-    /// Place a mark on the first stream, behind this many calls.
+    /// Places a mark on the first stream, after this many calls.
     Place(u64),
-    /// Say what there is to see; of the library's errors only if so.
+    /// Reports the observations; the library's errors only on request.
     Look { asks_library: bool },
 }
 
-/// What the observer has seen.
+/// The observations of the observer.
 #[derive(Default)]
 pub(super) struct Seen {
-    /// By stream: number of the newest mark that has been reached.
+    /// Number of the newest reached mark of each stream.
     pub(super) reached: [Option<u64>; 2],
     /// An error that the library or the GPU reports.
     pub(super) error: Option<Error>,
-    /// A mark placed behind so many calls; none while the stream is captured, or when placing it failed.
+    /// A mark placed after this number of calls; none while the stream is captured, or when placing it failed.
     pub(super) placed: Option<(u64, Option<Event>)>,
 }
 
@@ -46,12 +46,12 @@ pub(super) struct Seen {
 pub(super) struct Observer {
     orders: Option<Sender<Order>>,
     seen: Receiver<Seen>,
-    /// A look has been ordered and not been answered.
+    /// True if a look has been ordered and not been answered.
     is_looking: bool,
 }
 
 impl Observer {
-    /// Starts the thread. `stream` is the group's first stream; marks to use again go to `reuse`.
+    /// Starts the thread. `stream` is the group's first stream; marks for reuse go to `reuse`.
     pub(super) fn spawn(
         group: &str,
         monitored: Arc<dyn Monitored>,
@@ -80,7 +80,7 @@ impl Observer {
         self.order(Order::Place(calls));
     }
 
-    /// What there is to see. `None` while CUDA holds the observer up: what it sees then comes with a later look.
+    /// Returns the observations. Returns `None` while CUDA blocks the observer: a later look then returns them.
     pub(super) fn look(&mut self, asks_library: bool) -> Option<Seen> {
         if !self.is_looking {
             self.order(Order::Look { asks_library });
@@ -101,12 +101,12 @@ impl Observer {
 
     fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            // The thread is there for as long as the channel is.
+            // The thread runs as long as the channel exists.
             let _ = orders.send(order);
         }
     }
 
-    /// Ends the thread, and waits for it for so long.
+    /// Ends the thread, and waits for it for at most this time.
     pub(super) fn close(mut self, patience: Duration) {
         self.orders = None;
         let until = Instant::now() + patience;
@@ -123,9 +123,9 @@ struct ObserverThread {
     monitored: Arc<dyn Monitored>,
     stream: Stream,
     reuse: Sender<Arc<Event>>,
-    /// By stream, oldest first.
+    /// The marks of each stream, oldest first.
     marks: [VecDeque<(u64, Mark)>; 2],
-    /// What the next answer says.
+    /// The content of the next answer.
     seen: Seen,
 }
 
@@ -144,7 +144,7 @@ impl ObserverThread {
                         self.seen.error = self.seen.error.take().or_else(|| self.monitored.async_error());
                     }
                     self.ask_for_marks();
-                    // Nobody listens once the driver has ended.
+                    // No receiver is left once the driver has ended.
                     let _ = answers.send(std::mem::take(&mut self.seen));
                 }
             }
@@ -174,7 +174,7 @@ impl ObserverThread {
         let stream = &self.stream;
         let mut placed = None;
         let mut mark = || {
-            // An engine captures its stream by itself: the mark would end up in its graph.
+            // An engine captures its stream by itself: the mark would become part of its graph.
             if !stream.is_capturing()? {
                 let event = Event::new(stream, false)?;
                 event.record(stream)?;
@@ -194,7 +194,7 @@ impl ObserverThread {
 
     fn recycle(&self, mark: Mark) {
         if mark.reuse {
-            // Whoever made it may be gone.
+            // Its maker may have ended.
             let _ = self.reuse.send(mark.event);
         }
     }

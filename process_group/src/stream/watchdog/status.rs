@@ -1,4 +1,4 @@
-//! What a group's caller, its watchdog and its communicator share.
+//! The state that a group's caller, its watchdog and its communicator share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,39 +10,39 @@ use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
 
-/// How long a wait polls without pause: a pass of a large model takes less, and a nap costs more than its length.
+/// Time for which a wait polls without pause: a pass of a large model takes less, and a sleep costs more than its length.
 const SPIN: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(50);
 
-/// Who is in a group, whether it has failed, and whether a caller is inside the library.
+/// The members of a group, its failure, and whether a caller is inside the library.
 pub(crate) struct Status {
     pub(crate) members: Arc<GroupMembers>,
-    /// Whether `verdict.failure` is there.
+    /// True if `verdict.failure` is set.
     failed: AtomicBool,
     verdict: Mutex<Verdict>,
     changed: Condvar,
-    /// The oldest call that the GPU has not done.
+    /// The calls that the GPU has not done.
     pending: Mutex<Option<Pending>>,
-    /// Members from which something has been heard.
+    /// Members that have sent a message.
     here: Vec<AtomicBool>,
-    /// Numbers of the newest entry into the library, and of the newest that has come out.
+    /// Numbers of the newest entry into the library, and of the newest that has returned.
     entered: AtomicU64,
     exited: AtomicU64,
-    /// The watchdog has been asked to give up.
+    /// True if the watchdog has been asked to give up.
     pub(super) requested: AtomicBool,
-    /// The watchdog is to end.
+    /// True if the watchdog is to end.
     pub(super) stop: AtomicBool,
 }
 
-/// The newest call that has been enqueued, while the GPU has not done all, as far as it is known. The newest, not the oldest: the
-/// driver may not say what is done while the caller is blocked in it, and who has not called the newest is the one waited for.
+/// The newest enqueued call, while the GPU is not known to have done all. It is the newest, not the oldest: the driver may not
+/// report finished calls while the caller is blocked in it, and the rank that has not made the newest call is the one waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pending {
     /// The number of the newest collective.
     pub(crate) number: u64,
-    /// What was called; none for several calls.
+    /// The call; none for several calls.
     pub(crate) call: Option<CallFingerprint>,
-    /// When it was enqueued.
+    /// Time at which it was enqueued.
     pub(crate) enqueued: Instant,
 }
 
@@ -69,28 +69,28 @@ impl Status {
         }
     }
 
-    /// What the GPU has not done now.
+    /// Sets the calls that the GPU has not done.
     pub(super) fn set_pending(&self, pending: Option<Pending>) {
         *lock(&self.pending) = pending;
     }
 
-    /// What the GPU had not done when the watchdog last looked, some hundredths of a second ago.
+    /// Returns the calls that the GPU had not done when the watchdog last looked, some hundredths of a second ago.
     pub(crate) fn pending(&self) -> Option<Pending> {
         *lock(&self.pending)
     }
 
-    /// Something has been heard from this member.
+    /// Notes a message of this member.
     pub(super) fn heard_from(&self, position: usize) {
         self.here[position].store(true, Ordering::Release);
     }
 
-    /// Members from which nothing has been heard.
+    /// Returns the members that have sent no message.
     pub(crate) fn absent(&self) -> Vec<Rank> {
         let members = self.members.all.iter().zip(&self.here);
         members.filter(|(_, here)| !here.load(Ordering::Acquire)).map(|(member, _)| member.rank).collect()
     }
 
-    /// Errors once the group has failed.
+    /// Returns an error once the group has failed.
     pub(crate) fn check(&self) -> Result<()> {
         if !self.has_failed() {
             return Ok(());
@@ -100,11 +100,11 @@ impl Status {
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        // In one order with entries and exits: see `enter`.
+        // Ordered with entries and exits: see `enter`.
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Makes this the failure unless there is one. Callers come back with it.
+    /// Sets this failure unless there is one. Callers return with it.
     pub(super) fn fail(&self, error: Error) -> bool {
         let mut verdict = lock(&self.verdict);
         if verdict.failure.is_some() {
@@ -116,7 +116,7 @@ impl Status {
         true
     }
 
-    /// The failure, which may still come.
+    /// Waits for the failure, which may still come.
     pub(crate) fn failure_within(&self, patience: Duration) -> Option<Error> {
         let verdict = self
             .changed
@@ -147,25 +147,25 @@ impl Status {
         verdict.verified.take().unwrap_or_else(silent)
     }
 
-    /// A caller goes into the library until what this returns is dropped. It must [`check`](Self::check) behind this: either
-    /// it sees a failure, or whoever has failed the group sees it inside.
+    /// Marks a caller as inside the library until the result is dropped. The caller must [`check`](Self::check) after this: either
+    /// it sees a failure, or the thread that fails the group sees it inside.
     pub(super) fn enter(&self) -> Inside<'_> {
         let number = self.entered.load(Ordering::Relaxed) + 1;
         self.entered.store(number, Ordering::SeqCst);
         Inside { status: self, number }
     }
 
-    /// Number of the newest entry that has come out.
+    /// Returns the number of the newest entry that has returned.
     pub(super) fn exits(&self) -> u64 {
         self.exited.load(Ordering::SeqCst)
     }
 
-    /// Whether a caller is inside the library. Once the group has failed and this is `false`, none comes any more.
+    /// Returns true if a caller is inside the library. Once the group has failed and this is `false`, no caller enters any more.
     pub(crate) fn is_inside(&self) -> bool {
         self.entered.load(Ordering::SeqCst) > self.exited.load(Ordering::SeqCst)
     }
 
-    /// Polls until `done` or a failure. At the deadline says how long that has been.
+    /// Polls until `done` or a failure. At the deadline returns the time that has passed.
     pub(super) fn poll(
         &self,
         deadline: Instant,
@@ -175,7 +175,7 @@ impl Status {
         loop {
             self.check()?;
             if done()? {
-                // What an aborted collective leaves behind looks done.
+                // The results of an aborted collective look complete.
                 return self.check().map(Ok);
             }
             let waited = started.elapsed();

@@ -1,8 +1,9 @@
-//! Attention on the processor.
+//! Attention on the CPU.
 //!
-//! Keys are visited in blocks, at multiples of their length. Each block is widened or packed once for all queries that see it: some
-//! rows of a sequence, and all query heads that share a key head. The softmax is taken along the way, as in `FlashAttention`. What a
-//! query gets does not depend on the other queries, except that 32 or more of them use tiles, which round queries and weights.
+//! Keys are processed in blocks that start at multiples of the block length. Each block is widened or packed once for all queries
+//! that attend to it: several rows of a sequence, and all query heads that share a key head. The softmax is computed online, as
+//! in `FlashAttention`. The result of a query does not depend on the other queries, except that 32 or more queries use tiles,
+//! which round queries and weights.
 
 #![expect(
     clippy::inline_always,
@@ -31,13 +32,13 @@ use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
 use crate::threads::PARALLEL_THRESHOLD;
 
-/// Keys of a block.
+/// Number of keys in a block.
 const BLOCK: usize = 64;
-/// Queries that see a block at the same time, if so many are there.
+/// The maximum number of queries that process a block together.
 const QUERIES: usize = 64;
-/// The same with tiles: keys and values are packed once for so many queries.
+/// The same with tiles. Keys and values are packed once for this number of queries.
 const QUERIES_OF_TILES: usize = 128;
-/// Lanes of a vector at most: heads are filled up to a multiple.
+/// The maximum number of lanes of a vector. Heads are padded to a multiple of it.
 const LANES: usize = 16;
 
 pub(super) fn attention(
@@ -87,7 +88,7 @@ pub(super) fn attention(
     };
     let longest = slots.iter().map(|(_, position)| position + 1).max().unwrap_or(0);
     let is_worth_it = rows * heads * head_dim * longest >= PARALLEL_THRESHOLD;
-    // For each key head, the rows of its query heads.
+    // The rows of the query heads, by key head.
     let out = memory::built(rows * heads * head_dim, |all| {
         let mut parts = Vec::new();
         for (head, out) in all.chunks((rows * group).max(1)).enumerate() {
@@ -106,8 +107,8 @@ pub(super) fn attention(
     })
 }
 
-/// Computes attention in the way that is fastest for the number of queries. `keys` and `values` are the caches, each with the index at
-/// which the head begins.
+/// Computes attention with the fastest method for the number of queries. `keys` and `values` are the caches, each with the index
+/// at which the head begins.
 fn attend(processor: &Processor, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
     #[cfg(target_arch = "x86_64")]
     if let (Storage::BF16(k), Storage::BF16(v)) = (keys.0, values.0)
@@ -140,28 +141,28 @@ fn store(
     Ok(())
 }
 
-/// Some rows of a sequence with the query heads that share a key head.
+/// Rows of a sequence, with the query heads that share a key head.
 struct Queries<'a> {
     rows: Vec<&'a [f32]>,
-    /// The positions that each row sees.
+    /// The positions that each row attends to.
     seen: Vec<Range<usize>>,
     head_dim: usize,
-    /// As long as the queries; all of it is overwritten.
+    /// The output, as long as the queries; it is overwritten completely.
     out: &'a mut [f32],
 }
 
 impl Queries<'_> {
-    /// The keys that any row sees, from the start of a block.
+    /// Returns the range of the keys that any row attends to, rounded down to the start of a block.
     fn positions(&self) -> Range<usize> {
         let start = self.seen.iter().map(|seen| seen.start).min().unwrap_or(0) / BLOCK * BLOCK;
         start..self.seen.iter().map(|seen| seen.end).max().unwrap_or(0)
     }
 }
 
-/// The attention of queries, by vectors of `f32`.
+/// Attention of queries with vectors of `f32`.
 struct OfVectors<'a> {
     queries: Queries<'a>,
-    /// The cache, and where the key head begins in it.
+    /// The cache, and the index at which the key head begins.
     keys: (&'a Storage, usize),
     values: (&'a Storage, usize),
 }
@@ -203,7 +204,7 @@ impl WithSimd for OfVectors<'_> {
                 simd::add_weighted(lanes, (&scores, 0..last - first), &block, &mut sums, [BLOCK, width]);
                 continue;
             }
-            // What is not seen is not touched: infinity times a weight of zero is no number.
+            // Masked positions are skipped: infinity times a weight of zero is NaN.
             let of_rows = scores.chunks_exact(shared * BLOCK).zip(sums.chunks_exact_mut(shared * width));
             for (seen, (scores, sums)) in seen.iter().zip(of_rows) {
                 simd::add_weighted(lanes, (scores, within(seen, first..last)), &block, sums, [BLOCK, width]);
@@ -219,13 +220,13 @@ impl WithSimd for OfVectors<'_> {
     }
 }
 
-/// The positions of a block that are seen, from its start.
+/// Returns the unmasked positions of a block, relative to its start.
 fn within(seen: &Range<usize>, block: Range<usize>) -> Range<usize> {
     seen.start.clamp(block.start, block.end) - block.start
         ..seen.end.clamp(block.start, block.end) - block.start
 }
 
-/// Widens some positions of a head, each into a row of the block.
+/// Widens positions of a head, each into a row of the block.
 #[inline(always)]
 fn widen((stored, of_head): (&Storage, usize), positions: Range<usize>, head_dim: usize, block: &mut [f32]) {
     let width = block.len() / BLOCK;
@@ -237,18 +238,18 @@ fn widen((stored, of_head): (&Storage, usize), positions: Range<usize>, head_dim
     });
 }
 
-/// The softmax of the scores so far.
+/// The running softmax of the scores.
 #[derive(Clone, Copy)]
 struct Softmax {
     greatest: f32,
-    /// Of the exponentials, relative to the greatest score.
+    /// Sum of the exponentials, relative to the greatest score.
     sum: f32,
 }
 
 impl Softmax {
     const EMPTY: Self = Self { greatest: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Turns the scores of a block into weights, 0 for those that are not seen, and scales what was added before.
+    /// Turns the scores of a block into weights, which are 0 for masked positions, and rescales the earlier sums.
     #[inline(always)]
     fn add(&mut self, scores: &mut [f32], seen: Range<usize>, before: &mut [f32]) {
         let (scores, behind) = scores.split_at_mut(BLOCK);
@@ -276,7 +277,7 @@ impl Softmax {
         scores[..seen.start].fill(0.0);
         scores[seen.end..].fill(0.0);
         if greatest > self.greatest {
-            // Nothing was added before the first block.
+            // There are no earlier sums in the first block.
             let scale = if self.greatest == f32::NEG_INFINITY { 0.0 } else { exp(self.greatest - greatest) };
             self.sum *= scale;
             for sum in before {

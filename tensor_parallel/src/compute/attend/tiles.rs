@@ -1,4 +1,5 @@
-//! Attention by the processor's tiles. As products of bf16 want, queries are rounded, and so are the weights of the values.
+//! Attention with the tiles of the processor (AMX). Queries and the weights of the values are rounded to bf16, as the products
+//! require.
 
 use std::ops::Range;
 
@@ -11,17 +12,17 @@ use crate::compute::rows::vectorized;
 use crate::float::Float;
 use crate::memory;
 
-/// Queries and elements of a head come in pairs of tiles.
+/// Queries and elements of a head are processed in pairs of tiles.
 const PAIR: usize = 2 * SIDE;
-/// Steps of the products of weights and values.
+/// Number of steps in the products of weights and values.
 const STEPS: usize = BLOCK / DEPTH;
 
-/// Whether there are enough queries, of a suitable length.
+/// Returns true if the queries are numerous enough and of a suitable length.
 pub(super) fn is_worth_it(queries: &Queries<'_>) -> bool {
     queries.head_dim.is_multiple_of(PAIR) && queries.out.len() >= PAIR * queries.head_dim
 }
 
-/// The attention of queries with the keys and values of their head, from position 0 on.
+/// Computes the attention of queries with the keys and values of their head, from position 0 on.
 pub(super) fn attend(
     tiles: &impl TileProducts,
     arch: Arch,
@@ -41,7 +42,7 @@ pub(super) fn attend(
     let mut weights = memory::zeros::<bf16>(padded * BLOCK);
     let mut sums = memory::zeros::<f32>(padded * head_dim);
     let mut softmax = vec![Softmax::EMPTY; count];
-    // As many tiles hold a block of keys as of values.
+    // A block of keys takes as many tiles as a block of values.
     let mut packed = memory::zeros::<u32>(SIDE * SIDE * BLOCK * head_dim / (SIDE * DEPTH));
     let packed: &mut [Tile] = packed.as_chunks_mut().0;
     for first in positions.clone().step_by(BLOCK) {
@@ -54,7 +55,7 @@ pub(super) fn attend(
         for ((((scores, weights), sums), softmax), seen) in of_rows.zip(&seen) {
             weigh(arch, scores, weights, sums, softmax, within(seen, first..last));
         }
-        // Infinity times a weight of zero is no number.
+        // Infinity times a weight of zero is NaN.
         let all_see_all = seen.iter().all(|seen| seen.start <= first && last <= seen.end);
         if all_see_all || values.iter().all(|value| value.is_finite()) {
             pack_values(arch, values, head_dim, packed);
@@ -80,7 +81,7 @@ pub(super) fn attend(
     }
 }
 
-/// The product of rows, which are `depth` long, with packed columns; added to what is there if `adds`.
+/// Computes the product of rows of length `depth` with packed columns. Adds it to the content of the output if `adds`.
 fn product(
     tiles: &impl TileProducts,
     (rows, depth): (&[bf16], usize),
@@ -105,7 +106,7 @@ fn product(
     }
 }
 
-/// Packs keys as columns: for each 16 of them, tiles along the head. Those that are missing from the block are zeros.
+/// Packs keys as columns: for each 16 keys, tiles along the head. Keys that are missing in the block are zeros.
 fn pack_keys(keys: &[bf16], head_dim: usize, packed: &mut [Tile]) {
     let mut groups = keys.chunks(SIDE * head_dim);
     for tiles in packed.chunks_exact_mut(head_dim / DEPTH) {
@@ -114,14 +115,14 @@ fn pack_keys(keys: &[bf16], head_dim: usize, packed: &mut [Tile]) {
 }
 
 vectorized! {
-    /// The nearest values of rows times a factor.
+    /// Multiplies rows by a factor and rounds them to the nearest values.
     fn scale<'a>(from: &'a [f32], factor: f32, to: &'a mut [bf16]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to = Float::narrow(from * factor);
         }
     }
 
-    /// Adds the scores of a block to the softmax of some queries, which see the same keys of it, and rounds their weights.
+    /// Adds the scores of a block to the softmax of queries that attend to the same keys of it, and rounds their weights.
     fn weigh<'a>(
         scores: &'a mut [f32],
         weights: &'a mut [bf16],
@@ -137,8 +138,8 @@ vectorized! {
         }
     }
 
-    /// Packs values as columns of their elements: for each 16 elements of the head, tiles along the positions, whose words are the
-    /// elements of two positions. Those that are missing from the block are zeros.
+    /// Packs values as columns of their elements: for each 16 elements of the head, tiles along the positions, in which a word
+    /// holds the elements of two positions. Values that are missing in the block are zeros.
     fn pack_values<'a>(values: &'a [bf16], head_dim: usize, packed: &'a mut [Tile]) {
         let bits: &[u16] = bytemuck::cast_slice(values);
         let mut pairs = bits.chunks(2 * head_dim);
@@ -168,13 +169,13 @@ mod tests {
 
     const LENGTH: usize = 150;
 
-    /// Values of about 1 with all bits in use.
+    /// Returns values of about 1 that use all bits.
     fn some(count: usize, seed: usize) -> Vec<bf16> {
         let value = |i: usize| ((i * 7919 + i / 31 + seed * 977) % 1009) as f32 / 400.0 - 1.25;
         (0..count).map(|i| bf16::from_f32(value(i))).collect()
     }
 
-    /// What each query gets, and what it gets in f64 from the same rounded queries.
+    /// Returns the result for each query, and the f64 reference from the same rounded queries.
     fn both(seen: &[Range<usize>], shared: usize, head_dim: usize, values: &[bf16]) -> Vec<[f64; 2]> {
         let keys = some(LENGTH * head_dim, 1);
         let scale = 1.0 / (head_dim as f32).sqrt();

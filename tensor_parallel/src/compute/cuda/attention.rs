@@ -1,4 +1,4 @@
-//! Attention on a GPU, by the kernels of `attention.cu`, `decode.cu` and `prefill.cu` or `prefill_tensor.cu`.
+//! Attention on a GPU, with the kernels of `attention.cu`, `decode.cu` and `prefill.cu` or `prefill_tensor.cu`.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -13,15 +13,15 @@ use crate::compute::operations::{AttentionCall, Compute as _, LayerCache};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Counters of a launch of `decode`: as many as the second dimension of its grid can be long.
+/// Number of counters of a launch of `decode`: the maximum length of the second dimension of its grid.
 pub(super) const ARRIVALS: usize = 65_535;
 
-/// As in `decode.cu` and `prefill.cu`.
+/// Threads of a block, as in `decode.cu` and `prefill.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
-/// Splits of fewer positions cost more to combine than they save.
+/// The minimum number of positions in a split. Smaller splits cost more to combine than they save.
 const FEWEST: usize = 64;
-/// The longest head whose tiles fit the shared memory of a block.
+/// The maximum length of a head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
 
 /// `Shape` of `attention.cu`.
@@ -35,18 +35,18 @@ struct Shape {
     scale: f32,
 }
 
-/// Query heads of a block of `decode`: the most that divide the group.
+/// Returns the number of query heads in a block of `decode`: the largest that divides the group.
 fn heads_a_block(group: usize, head_dim: usize) -> usize {
     let most = if head_dim > 128 { 4 } else { 8 };
     (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
 }
 
-/// Whether `prefill_tensor.cu` can compute a prompt.
+/// Returns true if `prefill_tensor.cu` supports these arguments.
 pub(super) fn suits_tensor_cores(dtype: DType, head_dim: usize, capability: (u32, u32)) -> bool {
     dtype != DType::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
 }
 
-/// Queries in a tile of `prefill`.
+/// Returns the number of queries in a tile of `prefill`.
 fn tile(head_dim: usize, tensor: bool) -> usize {
     match (tensor, head_dim) {
         (true, _) => 64,
@@ -62,7 +62,7 @@ impl Cuda {
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Tensor> {
-        // Heads, rows and slots are those of the input and within the cache; keys and values are of one shape.
+        // Heads, rows and slots match the input and are within the cache; keys and values have the same shape.
         cache.check(qkv, call)?;
         let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
         let (rows, dtype, capacity) = (qkv.rows(), qkv.dtype(), cache.capacity());
@@ -82,7 +82,7 @@ impl Cuda {
         if rows == 0 {
             return Ok(y);
         }
-        // Kernels number the queries of a key/value head, too.
+        // Kernels also number the queries of a key/value head.
         to_u32("queries", rows.saturating_mul(heads / kv_heads))?;
         let shape = Shape {
             rows: to_u32("positions", rows)?,
@@ -97,8 +97,8 @@ impl Cuda {
         Ok(y)
     }
 
-    /// Attention of one part of the batch, whose rows are some of the input and of `y`. The call has been checked, and `shape` is
-    /// that of the whole batch.
+    /// Computes the attention of one part of the batch, whose rows are some of the rows of the input and of `y`. The call has
+    /// been checked, and `shape` is that of the whole batch.
     fn attend_part(
         &self,
         qkv: &Tensor,
@@ -120,7 +120,7 @@ impl Cuda {
             device.rotations.bytes() >= part.rows.end * rotations,
             "a batch has the rotations of all its tokens"
         );
-        // What all three kernels begin with.
+        // The first arguments of all three kernels.
         let begin = |name| -> Result<KernelCall<'_>> {
             let mut kernel = self.kernels.call(source, name);
             kernel.read_from(qkv, start)?;
@@ -135,13 +135,13 @@ impl Cuda {
                 )));
             }
             let splits = self.splits(across, cache.capacity());
-            // It goes back to the pool at the end of this function: whoever gets it next comes later in the stream.
+            // The block returns to the pool at the end of this function: its next user comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * splits * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;
             decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
             decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
-            // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of its
-            // sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
+            // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of
+            // its sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
             // each head and split in `partial`, and counter blockIdx.y < ARRIVALS. The slots on the device are those that
             // were checked: see `Batch::update_device`. The counters are used in the order of the stream, and zero after.
             return unsafe { decode.launch([splits as u32, across as u32], THREADS) };
@@ -159,7 +159,7 @@ impl Cuda {
         unsafe { prefill.launch([tiles, shape.kv_heads], THREADS) }
     }
 
-    /// Into how many parts to split the positions: enough to keep every multiprocessor busy when the cache is full.
+    /// Returns the number of splits of the positions, enough to keep every multiprocessor busy when the cache is full.
     fn splits(&self, across: usize, capacity: usize) -> usize {
         let blocks = 3 * self.gpu.device.info().multiprocessors as usize;
         (blocks / across).clamp(1, MOST_SPLITS).min(capacity.div_ceil(FEWEST)).max(1)

@@ -1,4 +1,4 @@
-//! Batches on a GPU: what kernels read of the tokens, their slots and rotations.
+//! Batches on a GPU: the tokens, slots and rotations that kernels read.
 
 use super::Cuda;
 use super::launch::to_u32;

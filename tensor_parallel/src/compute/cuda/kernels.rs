@@ -1,4 +1,4 @@
-//! The kernels, compiled at first use for the types and shapes at hand.
+//! The kernels, compiled at first use for the required types and shapes.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -20,14 +20,14 @@ const ATTENTION: &str = concat!(
     include_str!("kernels/prefill_tensor.cu"),
 );
 
-/// What a source is compiled for.
+/// A source file and the parameters of its compilation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
-    /// Operations on elements and rows: activations, and another operand.
+    /// Operations on elements and rows: the types of the activations and of the other operand.
     Rows(DType, DType),
-    /// Matrix times vector: type of the vector, of the matrix and of the product.
+    /// Matrix times vector: the types of the vector, the matrix and the product.
     Vector(DType, DType, DType),
-    /// Attention: type, length of a head, query heads of a key/value head, and whether prefill uses tensor cores.
+    /// Attention: type, length of a head, query heads per key/value head, and true if prefill uses tensor cores.
     Attention(DType, usize, usize, bool),
 }
 
@@ -40,7 +40,7 @@ impl Source {
         }
     }
 
-    /// The whole text to compile.
+    /// Returns the complete source text.
     pub(super) fn text(self) -> String {
         let (source, defined): (_, Vec<(&str, String)>) = match self {
             Self::Rows(element, other) => {
@@ -72,7 +72,7 @@ impl Source {
     }
 }
 
-/// Kernels that have been used.
+/// Kernels that have been loaded.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) gpu: Arc<Gpu>,
@@ -84,7 +84,7 @@ impl Kernels {
         Self { gpu: Arc::clone(gpu), loaded: Mutex::default() }
     }
 
-    /// A kernel of a source, compiled now unless it has been before.
+    /// Returns a kernel of a source. Compiles it at first use.
     pub(super) fn get(&self, source: Source, name: &'static str) -> Result<Kernel> {
         if let Some(kernel) = lock(&self.loaded).get(&(source, name)) {
             return Ok(kernel.clone());

@@ -1,8 +1,8 @@
-//! How kernels are launched.
+//! Launches of kernels.
 //!
 //! Each kernel has one safe function, in [`rows`](super::rows), [`linear`](super::linear), [`batch`](super::batch) or
-//! [`attention`](super::attention). It takes tensors, checks that they hold what the kernel reads and have room for what it
-//! writes, and says there why the launch is sound. Addresses stay inside a [`KernelCall`].
+//! [`attention`](super::attention). It takes tensors, checks that they contain all that the kernel reads and have room for all
+//! that it writes, and documents why the launch is sound. Addresses stay inside a [`KernelCall`].
 
 #![expect(
     unsafe_code,
@@ -18,18 +18,18 @@ use crate::error::{Error, Result};
 use crate::gpu::{Block, DeviceArray};
 use crate::tensor::Tensor;
 
-/// Threads of a block of kernels that stride over elements.
+/// Threads per block of kernels that stride over elements.
 const THREADS: u32 = 256;
-/// Elements per thread of such kernels, at least, if there are many.
+/// The minimum number of elements per thread of such kernels, if there are many elements.
 const ELEMENTS: usize = 4;
-/// Blocks per multiprocessor beyond which they stride.
+/// The maximum number of blocks per multiprocessor. With more elements, the blocks stride.
 const BLOCKS: u32 = 16;
 
-/// What the kernel with most arguments takes.
+/// The maximum number of arguments of a kernel.
 const MOST_ARGUMENTS: usize = 9;
 
-/// A kernel with its arguments, in the order in which it declares them. It borrows them until it is enqueued; what is freed
-/// or written after that comes later in the same stream.
+/// A kernel with its arguments, in the order in which it declares them. It borrows them until it is enqueued; later frees and
+/// writes of their memory come later in the same stream.
 pub(super) struct KernelCall<'a> {
     kernels: &'a Kernels,
     source: Source,
@@ -39,22 +39,22 @@ pub(super) struct KernelCall<'a> {
 }
 
 impl<'a> KernelCall<'a> {
-    /// The address of a tensor that the kernel reads.
+    /// Adds the address of a tensor that the kernel reads.
     ///
     /// # Errors
-    /// When the tensor is not in this GPU's memory, or belongs to another stream.
+    /// Returns an error if the tensor is not in this GPU's memory, or belongs to another stream.
     pub(super) fn read(&mut self, tensor: &'a Tensor) -> Result<&mut Self> {
         let address = self.kernels.here(tensor)?.address();
         Ok(self.value(address))
     }
 
-    /// As [`read`](Self::read), from this row of the tensor on.
+    /// Adds an address as [`read`](Self::read) does, from this row of the tensor on.
     pub(super) fn read_from(&mut self, tensor: &'a Tensor, row: usize) -> Result<&mut Self> {
         let address = self.kernels.row_of(tensor, row)?;
         Ok(self.value(address))
     }
 
-    /// As [`read`](Self::read); a null pointer for none.
+    /// Adds an address as [`read`](Self::read) does, or a null pointer for `None`.
     pub(super) fn read_optional(&mut self, tensor: Option<&'a Tensor>) -> Result<&mut Self> {
         match tensor {
             Some(tensor) => self.read(tensor),
@@ -62,25 +62,25 @@ impl<'a> KernelCall<'a> {
         }
     }
 
-    /// The address of a tensor that the kernel writes, and may read.
+    /// Adds the address of a tensor that the kernel writes, and may read.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Returns the errors of [`read`](Self::read).
     pub(super) fn write(&mut self, tensor: &'a mut Tensor) -> Result<&mut Self> {
         let address = self.kernels.here(tensor)?.address();
         Ok(self.value(address))
     }
 
-    /// As [`write`](Self::write), from this row of the tensor on.
+    /// Adds an address as [`write`](Self::write) does, from this row of the tensor on.
     pub(super) fn write_from(&mut self, tensor: &'a mut Tensor, row: usize) -> Result<&mut Self> {
         let address = self.kernels.row_of(tensor, row)?;
         Ok(self.value(address))
     }
 
-    /// The address of byte `at` of a block.
+    /// Adds the address of byte `at` of a block.
     ///
     /// # Errors
-    /// When the block belongs to another GPU or stream.
+    /// Returns an error if the block belongs to another GPU or stream.
     pub(super) fn block(&mut self, block: &'a Block, at: usize) -> Result<&mut Self> {
         if !block.is_on(&self.kernels.gpu) {
             return Err(Error::input(format!(
@@ -92,21 +92,21 @@ impl<'a> KernelCall<'a> {
         Ok(self.value(block.address() + at as u64))
     }
 
-    /// A number, or a struct laid out as the kernel declares it.
+    /// Adds a number, or a struct laid out as the kernel declares it.
     pub(super) fn value(&mut self, value: impl Argument + 'static) -> &mut Self {
         self.arguments.push(Box::new(value));
         self
     }
 
-    /// Enqueues the kernel over a grid. Nothing is enqueued where a dimension is zero.
+    /// Enqueues the kernel over a grid. Enqueues nothing if a dimension is zero.
     ///
     /// # Errors
-    /// When the source does not compile, or the device fails.
+    /// Returns an error if the source does not compile, or the device fails.
     ///
     /// # Safety
-    /// The arguments are what the kernel declares: number, order, size, element types. Whatever it reads and writes with this
-    /// grid lies within the tensors and blocks among them, and those that it writes are given by [`write`](Self::write) or
-    /// written by nothing else but in the order of the stream.
+    /// The arguments match the declaration of the kernel: number, order, size, element types. All memory that it reads and writes
+    /// with this grid is within the tensors and blocks among them, and the memory that it writes is given by
+    /// [`write`](Self::write), or is written by other work only in the order of the stream.
     pub(super) unsafe fn launch(&self, grid: [u32; 2], threads: u32) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
@@ -114,8 +114,8 @@ impl<'a> KernelCall<'a> {
         let kernel = self.kernels.get(self.source, self.name)?;
         let launch = Launch { grid: [grid[0], grid[1], 1], ..Launch::new(grid[0], threads) };
         let arguments: Vec<&dyn Argument> = self.arguments.iter().map(|a| &**a).collect();
-        // SAFETY: the arguments fit by the caller's promise. Their memory is on this device, borrowed until here, and used,
-        // freed or handed out again only in the order of this one stream.
+        // SAFETY: the arguments match by the caller's promise. Their memory is on this device, borrowed until here, and used,
+        // freed or reused only in the order of this one stream.
         unsafe { kernel.launch(self.kernels.gpu.device.stream(), launch, &arguments) }?;
         Ok(())
     }
@@ -123,20 +123,20 @@ impl<'a> KernelCall<'a> {
     /// Enqueues a kernel that strides over `count` elements.
     ///
     /// # Errors
-    /// As [`launch`](Self::launch).
+    /// Returns the errors of [`launch`](Self::launch).
     ///
     /// # Safety
-    /// As [`launch`](Self::launch), for a grid of any size.
+    /// The requirements of [`launch`](Self::launch), for a grid of any size.
     pub(super) unsafe fn launch_over(&self, count: usize) -> Result<()> {
         let most = self.kernels.gpu.device.info().multiprocessors * BLOCKS;
         let blocks = count.div_ceil(THREADS as usize * ELEMENTS).min(most as usize) as u32;
-        // SAFETY: the caller's promise is for every grid.
+        // SAFETY: the caller's promise holds for every grid.
         unsafe { self.launch([blocks, 1], THREADS) }
     }
 }
 
 impl Kernels {
-    /// A call of a kernel, so far without arguments.
+    /// Creates a call of a kernel, without arguments.
     pub(super) fn call(&self, source: Source, name: &'static str) -> KernelCall<'_> {
         KernelCall {
             kernels: self,
@@ -147,16 +147,16 @@ impl Kernels {
         }
     }
 
-    /// The address of a row of a tensor on this GPU.
+    /// Returns the address of a row of a tensor on this GPU.
     fn row_of(&self, tensor: &Tensor, row: usize) -> Result<u64> {
         assert!(row <= tensor.rows(), "the tensor has the row");
         Ok(self.here(tensor)?.address() + (row * tensor.columns() * tensor.dtype().size()) as u64)
     }
 
-    /// The memory of a tensor on this GPU. It is aligned to 256 bytes.
+    /// Returns the memory of a tensor on this GPU. It is aligned to 256 bytes.
     ///
     /// # Errors
-    /// When the tensor is elsewhere, or belongs to another stream.
+    /// Returns an error if the tensor is in other memory or belongs to another stream.
     pub(super) fn here<'t>(&self, tensor: &'t Tensor) -> Result<&'t DeviceArray> {
         match tensor.device() {
             Some(array) if array.is_on(&self.gpu) => Ok(array),
@@ -170,11 +170,11 @@ impl Kernels {
     }
 }
 
-/// A count for a kernel. Kernels count rows, columns and positions with 32 bits and step beyond the last one, so half of what
-/// 32 bits can count is the most.
+/// Converts a count for a kernel. Kernels count rows, columns and positions with 32 bits and step beyond the last one, so the
+/// maximum is half of the range of 32 bits.
 ///
 /// # Errors
-/// When there are more.
+/// Returns an error if the count is larger.
 pub(super) fn to_u32(what: &str, count: usize) -> Result<u32> {
     match u32::try_from(count) {
         Ok(small) if small <= 1 << 31 => Ok(small),

@@ -1,4 +1,4 @@
-//! Products with weights: one row by a kernel of ours, several by cuBLASLt.
+//! Products with weights: one row with a kernel of our own, several rows with cuBLASLt.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 
@@ -12,12 +12,12 @@ use crate::compute::{Compute as _, shapes};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// As in `vector.cu`.
+/// Threads of a block, as in `vector.cu`.
 const VECTOR_THREADS: u32 = 128;
 const VECTOR_ROWS: usize = 2;
 
 impl Cuda {
-    /// `x · weightᵀ + bias`, in type `out`.
+    /// Computes `x · weightᵀ + bias`, in type `out`.
     pub(super) fn multiply(
         &self,
         x: &Tensor,
@@ -46,7 +46,7 @@ impl Cuda {
         Ok(y)
     }
 
-    /// A product of several rows with an `f32` bias.
+    /// Computes a product of several rows with an `f32` bias.
     fn multiply_rows(
         &self,
         x: &Tensor,
@@ -59,17 +59,17 @@ impl Cuda {
         let operands = if x.dtype() == weight.dtype() { x.dtype() } else { DType::F32 };
         let x = self.converted(x, operands, &mut wide_x)?;
         let weight = self.converted(weight, operands, &mut wide_w)?;
-        // The library adds a bias of the result's type only, and ours are f32, which must not be rounded before.
+        // The library only adds a bias of the result's type, but ours are f32 and must not be rounded before the addition.
         let direct = out == DType::F32 || (out == operands && bias.is_none());
         let mut y = self.scratch(&[m, n], if direct { out } else { DType::F32 })?;
         self.matrix_product(x, weight, bias, &mut y)?;
         if direct { Ok(y) } else { self.convert(&y, out) }
     }
 
-    /// `out = x · weightᵀ + bias` by cuBLASLt.
+    /// Computes `out = x · weightᵀ + bias` with cuBLASLt.
     ///
     /// # Errors
-    /// When shapes or types do not fit: both operands are of one type, the bias of the result's.
+    /// Returns an error if shapes or types do not fit: both operands must have the same type, and the bias that of the result.
     fn matrix_product(
         &self,
         x: &Tensor,
@@ -91,19 +91,19 @@ impl Cuda {
         let problem = Problem { m, n, k, operands: x.dtype(), out: out.dtype(), bias: bias.is_some() };
         let bias = bias.map(address).transpose()?;
         let operands = Operands { x: address(x)?, w: address(weight)?, bias, out: address(out)? };
-        // SAFETY: all are tensors of the problem's shapes and types, checked above, on this device and aligned to 256 bytes.
-        // They are borrowed until the product is enqueued, the result alone, and used in the order of the device's stream.
+        // SAFETY: all are tensors of the problem's shapes and types, checked above, on this device and aligned to 256 bytes. They
+        // are borrowed until the product is enqueued, the result exclusively, and used in the order of the device's stream.
         unsafe { self.matmul.run(problem, operands) }
     }
 
-    /// The same values in another type.
+    /// Converts values to another type.
     fn convert(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         let mut y = self.scratch(x.shape(), dtype)?;
         self.kernels.convert(x, &mut y)?;
         Ok(y)
     }
 
-    /// The tensor as it is if it has this type, else converted into `held`.
+    /// Returns the tensor itself if it has this type; otherwise converts it into `held`.
     fn converted<'a>(&self, x: &'a Tensor, dtype: DType, held: &'a mut Option<Tensor>) -> Result<&'a Tensor> {
         if x.dtype() == dtype {
             return Ok(x);
@@ -113,10 +113,10 @@ impl Cuda {
 }
 
 impl Kernels {
-    /// `out[n] = matrix[n, k] · x[k] + bias[n]`, by the kernel of `vector.cu`.
+    /// Computes `out[n] = matrix[n, k] · x[k] + bias[n]` with the kernel of `vector.cu`.
     ///
     /// # Errors
-    /// When shapes do not fit, or the bias is not `f32`.
+    /// Returns an error if shapes do not fit, or the bias is not `f32`.
     fn matrix_vector(
         &self,
         x: &Tensor,

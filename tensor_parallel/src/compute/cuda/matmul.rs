@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt.
+//! Matrix products with cuBLASLt.
 
 #![expect(unsafe_code, reason = "the functions of cuBLASLt are foreign; each block says why it holds")]
 
@@ -23,10 +23,10 @@ use crate::error::Result;
 use crate::float::UnsupportedDType;
 use crate::gpu::{Block, Gpu, lock};
 
-/// What cuBLASLt may use beside the operands. Its authors recommend as much for Hopper.
+/// Size of cuBLASLt's workspace, as its authors recommend for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major.
+/// The problem `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Problem {
     pub(super) m: usize,
@@ -35,11 +35,11 @@ pub(super) struct Problem {
     /// Type of both operands.
     pub(super) operands: DType,
     pub(super) out: DType,
-    /// Whether a vector of `n`, of the type of the result, is added to every row.
+    /// True if a vector of length `n`, of the type of the result, is added to every row.
     pub(super) bias: bool,
 }
 
-/// Where the operands are.
+/// Addresses of the operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operands {
     pub(super) x: u64,
@@ -48,7 +48,7 @@ pub(super) struct Operands {
     pub(super) out: u64,
 }
 
-/// A problem in the library's words, and how it will be solved.
+/// A problem in the terms of the library, and the algorithm that solves it.
 #[derive(Debug)]
 struct Plan {
     product: cublasLtMatmulDesc_t,
@@ -56,10 +56,10 @@ struct Plan {
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-// SAFETY: handles that one thread at a time uses, behind the lock of `Matmul::plans`.
+// SAFETY: the handles are used by one thread at a time, behind the lock of `Matmul::plans`.
 unsafe impl Send for Plan {}
 
-/// cuBLASLt on one GPU, with what it has been asked before.
+/// cuBLASLt on one GPU, with the plans of earlier problems.
 #[derive(Debug)]
 pub(super) struct Matmul {
     gpu: Arc<Gpu>,
@@ -69,11 +69,11 @@ pub(super) struct Matmul {
     plans: Mutex<HashMap<Problem, Plan>>,
 }
 
-/// The library's own handle.
+/// The handle of the library.
 #[derive(Clone, Copy, Debug)]
 struct LibraryHandle(cublasLtHandle_t);
 
-// SAFETY: the library lets any number of threads use one handle.
+// SAFETY: the library allows any number of threads to use one handle.
 unsafe impl Send for LibraryHandle {}
 // SAFETY: as above.
 unsafe impl Sync for LibraryHandle {}
@@ -87,11 +87,11 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t, UnsupportedDType> {
     }
 }
 
-/// Whole f32 products and sums; never the shorter mantissa of TF32.
+/// Products and sums in full f32, never with the shorter mantissa of TF32.
 const COMPUTE_F32: cublasComputeType_t = cublasComputeType_t::CUBLAS_COMPUTE_32F;
 const TRANSPOSE_A: cublasLtMatmulDescAttributes_t =
     cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-/// `CUBLAS_OP_T`, which cudarc has with the library that this one is not.
+/// `CUBLAS_OP_T`, which cudarc defines in the bindings of cuBLAS, not of cuBLASLt.
 const OPERATION_TRANSPOSE: i32 = 1;
 const EPILOGUE: cublasLtMatmulDescAttributes_t =
     cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
@@ -102,7 +102,7 @@ const PREFERRED_WORKSPACE: cublasLtMatmulPreferenceAttributes_t =
     cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
 const PREFERRED_REDUCTION: cublasLtMatmulPreferenceAttributes_t =
     cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-/// Split sums are added in f32, so that a result is rounded once.
+/// Partial sums of split products are added in f32, so that a result is rounded once.
 const REDUCE_IN_F32: u32 = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
 impl Matmul {
@@ -127,8 +127,8 @@ impl Matmul {
     /// Enqueues a product.
     ///
     /// # Safety
-    /// The operands are as large and of the types that the problem says, aligned to 16 bytes, and used by nothing else
-    /// but in the order of the stream; `bias` is there if and only if the problem has one.
+    /// The operands have the sizes and types of the problem, are aligned to 16 bytes, and are used by other work only in the
+    /// order of the stream; `bias` is present if and only if the problem has one.
     pub(super) unsafe fn run(&self, problem: Problem, operands: Operands) -> Result<()> {
         self.gpu.device.bind()?;
         let mut plans = lock(&self.plans);
@@ -141,8 +141,8 @@ impl Matmul {
         }
         let (one, zero) = (1.0f32, 0.0f32);
         let [w, x, out] = plan.layouts;
-        // SAFETY: the plan's handles live; factors are host floats, read during the call; operands are the caller's
-        // promise. C is D, and is not read as its factor is zero.
+        // SAFETY: the plan's handles are alive; factors are host floats, read during the call; operands are the caller's promise.
+        // C is D, and is not read, because its factor is zero.
         let code = unsafe {
             foreign!(
                 cublaslt,
@@ -169,8 +169,8 @@ impl Matmul {
         check(&self.library, "cublasLtMatmul", code)
     }
 
-    /// The library counts by columns, to which a row-major matrix is its transpose. So it is asked for
-    /// `outᵀ[n, m] = w[n, k] · xᵀ[k, m]`, where what it sees of `w` is transposed back.
+    /// Creates the plan of a problem. The library is column-major: a row-major matrix is the transpose of a column-major one. So
+    /// the problem is stated as `outᵀ[n, m] = w[n, k] · xᵀ[k, m]`, in which `w` as the library sees it is transposed back.
     fn plan(&self, problem: Problem) -> Result<Plan> {
         let Problem { m, n, k, operands, out, bias } = problem;
         let library = &self.library;
@@ -180,7 +180,7 @@ impl Matmul {
             layouts: [ptr::null_mut(); 3],
             preference: ptr::null_mut(),
         };
-        // SAFETY: here and below: pointers are to live handles, which `Unfinished` destroys on every way out.
+        // SAFETY: here and below: pointers are to live handles, which `Unfinished` destroys on every return path.
         let code = unsafe {
             foreign!(
                 cublaslt,
@@ -195,7 +195,7 @@ impl Matmul {
         self.set(plan.product, TRANSPOSE_A, &OPERATION_TRANSPOSE)?;
         if bias {
             self.set(plan.product, EPILOGUE, &EPILOGUE_BIAS)?;
-            // Any address of the right alignment will do for the choice of an algorithm.
+            // Any address of the right alignment is sufficient for the choice of an algorithm.
             self.set(plan.product, BIAS_POINTER, &self.workspace.address())?;
         }
         let shapes = [(operands, k, n), (operands, k, m), (out, n, m)];
@@ -220,7 +220,7 @@ impl Matmul {
             unsafe { foreign!(cublaslt, library.cublasLtMatmulPreferenceCreate(&raw mut plan.preference)) };
         check(library, "cublasLtMatmulPreferenceCreate", code)?;
         let prefer = |attribute, value: *const c_void, size| {
-            // SAFETY: the value lives through the call and has the size given.
+            // SAFETY: the value is alive during the call and has the given size.
             let code = unsafe {
                 foreign!(
                     cublaslt,
@@ -236,7 +236,7 @@ impl Matmul {
         let mut best = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::zeroed();
         let mut found = 0;
         let [w, x, d] = plan.layouts;
-        // SAFETY: all handles live; there is room for the one answer that is asked for.
+        // SAFETY: all handles are alive; there is room for the one result that is requested.
         let code = unsafe {
             foreign!(
                 cublaslt,
@@ -255,8 +255,8 @@ impl Matmul {
             )
         };
         check(library, "cublasLtMatmulAlgoGetHeuristic", code)?;
-        // SAFETY: zeroed, or filled by the library. The state is read as the integer that it is for the library, which may
-        // know more of them than the enumeration.
+        // SAFETY: zeroed, or filled by the library. The state is read as an integer, as in the library, which may define more
+        // states than the enumeration.
         let (state, algorithm) = unsafe {
             let best = best.as_ptr();
             ((&raw const (*best).state).cast::<u32>().read(), (&raw const (*best).algo).read())
@@ -274,7 +274,7 @@ impl Matmul {
         value: &T,
     ) -> Result<()> {
         let value: *const T = value;
-        // SAFETY: the handle lives; the value is read during the call and has the size given.
+        // SAFETY: the handle is alive; the value is read during the call and has the given size.
         let code = unsafe {
             foreign!(
                 cublaslt,
@@ -292,13 +292,13 @@ impl Drop for Matmul {
             destroy(&self.library, plan.product, plan.layouts);
         }
         if self.gpu.device.bind().is_ok() {
-            // SAFETY: made in `new`, destroyed once.
+            // SAFETY: created in `new`, destroyed once.
             let _ = unsafe { foreign!(cublaslt, self.library.cublasLtDestroy(self.handle.0)) };
         }
     }
 }
 
-/// A plan in the making.
+/// A plan that is not complete.
 struct Unfinished<'a> {
     library: &'a CublasLt,
     product: cublasLtMatmulDesc_t,
@@ -318,17 +318,17 @@ impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         destroy(self.library, self.product, self.layouts);
         if !self.preference.is_null() {
-            // SAFETY: made by the library, destroyed once.
+            // SAFETY: created by the library, destroyed once.
             let _ =
                 unsafe { foreign!(cublaslt, self.library.cublasLtMatmulPreferenceDestroy(self.preference)) };
         }
     }
 }
 
-/// Destroys those handles that were made.
+/// Destroys the handles that have been created.
 fn destroy(library: &CublasLt, product: cublasLtMatmulDesc_t, layouts: [cublasLtMatrixLayout_t; 3]) {
     if !product.is_null() {
-        // SAFETY: made by the library, destroyed once.
+        // SAFETY: created by the library, destroyed once.
         let _ = unsafe { foreign!(cublaslt, library.cublasLtMatmulDescDestroy(product)) };
     }
     for layout in layouts.into_iter().filter(|l| !l.is_null()) {
@@ -341,7 +341,7 @@ fn check(library: &CublasLt, call: &str, code: i32) -> Result<()> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: any code is accepted; the answer is constant text, or null.
+    // SAFETY: any code is accepted; the result is constant text, or null.
     let words = unsafe {
         let text = foreign!(cublaslt, library.cublasLtGetStatusString(code code));
         if text.is_null() { "" } else { std::ffi::CStr::from_ptr(text).to_str().unwrap_or_default() }

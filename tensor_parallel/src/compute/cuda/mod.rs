@@ -1,4 +1,4 @@
-//! Arithmetic on one GPU: our own kernels, compiled at run time, and cuBLASLt for products of matrices.
+//! Arithmetic on one GPU: our own kernels, compiled at run time, and cuBLASLt for matrix products.
 //!
 //! All operations, and all synchronous collectives of a group on the device, are enqueued on one stream in the order of the
 //! calls. Only reading values waits.
@@ -30,27 +30,27 @@ use crate::gpu::{Block, DeviceArray, Gpu};
 use crate::rotary::Rotary;
 use crate::tensor::{Tensor, element_count};
 
-/// What every [`Cuda`] keeps for itself, in bytes.
+/// Fixed memory of every [`Cuda`], in bytes.
 pub(crate) const FIXED_BYTES: usize = WORKSPACE + ARRIVALS * size_of::<u32>();
 
 /// Arithmetic on one GPU.
 #[derive(Debug)]
 pub struct Cuda {
-    // Before the memory that its plans point to.
+    // Dropped before the memory that its plans point to.
     matmul: Matmul,
     kernels: Kernels,
-    /// Counters of blocks that have finished, zero between launches.
+    /// Counters of finished blocks, which are zero between launches.
     arrivals: Block,
     gpu: Arc<Gpu>,
 }
 
 impl Cuda {
-    /// Computes on `device`. Up to `threads` threads fill the host memory from which weights are copied to it.
+    /// Computes on `device`. Up to `threads` threads fill the host memory from which weights are copied to the device.
     ///
-    /// All computing on a device shares one stream, whichever thread it comes from.
+    /// All computation on a device shares one stream, whichever thread enqueues it.
     ///
     /// # Errors
-    /// When cuBLASLt was not found, and when the device fails.
+    /// Returns an error if cuBLASLt is not found or the device fails.
     pub fn new(device: &Device, threads: usize) -> Result<Self> {
         let gpu = Gpu::new(device, threads);
         let matmul = Matmul::new(&gpu)?;
@@ -59,10 +59,10 @@ impl Cuda {
         Ok(Self { matmul, kernels: Kernels::new(&gpu), arrivals, gpu })
     }
 
-    /// Copies a tensor to the device. Returns a tensor that is already there unchanged.
+    /// Copies a tensor to the device. Returns a tensor unchanged if it is already there.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Returns an error if the device fails.
     pub fn upload(&self, tensor: Tensor) -> Result<Tensor> {
         if tensor.device().is_some() {
             return Ok(tensor);

@@ -1,4 +1,4 @@
-//! The kernels of `rows.cu`: each element or row on its own.
+//! The kernels of `rows.cu`, which process each element or row independently.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -12,14 +12,14 @@ use crate::compute::batch::{Batch, DeviceBatch, Part};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Rows that the second dimension of a grid can have.
+/// The maximum of the second dimension of a grid.
 const MOST_ROWS: u32 = 65_535;
 
 impl Kernels {
-    /// `out[i] = table[ids[i] - first]` for the ids of a batch; zeros where the table has no such row.
+    /// Computes `out[i] = table[ids[i] - first]` for the ids of a batch. Writes zeros for ids that the table does not contain.
     ///
     /// # Errors
-    /// When `out` is not `[tokens, columns of the table]`, or the batch is elsewhere.
+    /// Returns an error if `out` is not `[tokens, columns of the table]`, or the batch is in other memory.
     pub(super) fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: &mut Tensor) -> Result<()> {
         let (count, columns) = (batch.tokens().len(), table.columns());
         if (out.rows(), out.columns()) != (count, columns) {
@@ -32,15 +32,15 @@ impl Kernels {
         let mut call = self.call(Source::Rows(out.dtype(), table.dtype()), "embed");
         call.read(table)?.value(to_u32("rows", first)?).value(rows).value(to_u32("columns", columns)?);
         call.block(state, 0)?.write(out)?;
-        // SAFETY: a block reads one id behind 2 × tokens words of the batch, a row of `columns` elements of the table if it
-        // has that row, and writes a row of `out`. The lengths were checked above; the types are the sources'.
+        // SAFETY: a block reads one id after 2 × tokens words of the batch, a row of `columns` elements of the table if it has
+        // that row, and writes a row of `out`. The lengths were checked above; the types are those of the source.
         unsafe { call.launch([grid, 1], threads) }
     }
 
-    /// `x += y`, where `y` repeats after its own length.
+    /// Computes `x += y`, with `y` repeated along `x`.
     ///
     /// # Errors
-    /// When the length of `y` does not divide that of `x`.
+    /// Returns an error if the length of `y` does not divide that of `x`.
     pub(super) fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
         let (count, period) = (x.count(), y.count());
         if count == 0 {
@@ -51,14 +51,15 @@ impl Kernels {
         }
         let mut call = self.call(Source::Rows(x.dtype(), y.dtype()), "add");
         call.write(x)?.read(y)?.value(count as u64).value(period as u64);
-        // SAFETY: the kernel reads and writes `count` elements of `x` and reads `period` of `y`, which are all they have.
+        // SAFETY: the kernel reads and writes `count` elements of `x` and reads `period` elements of `y`, which is their whole
+        // length.
         unsafe { call.launch_over(count) }
     }
 
-    /// `out = x`, rounded to the type of `out`.
+    /// Computes `out = x`, rounded to the type of `out`.
     ///
     /// # Errors
-    /// When they differ in length.
+    /// Returns an error if their lengths differ.
     pub(super) fn convert(&self, x: &Tensor, out: &mut Tensor) -> Result<()> {
         let count = x.count();
         if out.count() != count {
@@ -70,10 +71,10 @@ impl Kernels {
         unsafe { call.launch_over(count) }
     }
 
-    /// `out = silu(gate) × up`, where each row of `x` is gate, then up.
+    /// Computes `out = silu(gate) × up`; each row of `x` is gate, then up.
     ///
     /// # Errors
-    /// When a row of `x` is not twice as long as one of `out`, or their types differ.
+    /// Returns an error if a row of `x` is not twice as long as one of `out`, or if their types differ.
     pub(super) fn swiglu(&self, x: &Tensor, out: &mut Tensor) -> Result<()> {
         let (rows, width) = (x.rows(), out.columns());
         if x.columns() != 2 * width || out.rows() != rows || out.dtype() != x.dtype() {
@@ -88,10 +89,10 @@ impl Kernels {
         unsafe { call.launch([across, rows.min(MOST_ROWS)], threads) }
     }
 
-    /// `out = x / sqrt(mean(x²) + epsilon) × weight`, row by row.
+    /// Computes `out = x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     ///
     /// # Errors
-    /// When the weight is not as long as a row, or `out` is not like `x`.
+    /// Returns an error if the weight is not as long as a row, or if shape or type of `out` differ from those of `x`.
     pub(super) fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32, out: &mut Tensor) -> Result<()> {
         let columns = x.columns();
         if weight.count() != columns {
@@ -101,7 +102,7 @@ impl Kernels {
             return Err(Error::shape_mismatch("norm", x, out));
         }
         let rows = to_u32("rows", x.rows())?;
-        // One vector of four a thread where the row is short enough.
+        // One vector of four elements per thread if the row is short enough.
         let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "rms_norm");
         call.read(x)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
@@ -110,10 +111,10 @@ impl Kernels {
         unsafe { call.launch([rows, 1], threads) }
     }
 
-    /// The columns of `x` from `first` on, as many as `out` has.
+    /// Copies the columns of `x` from `first` on, as many as `out` has.
     ///
     /// # Errors
-    /// When `x` has fewer, or other rows, or another type.
+    /// Returns an error if `x` has fewer columns, another number of rows, or another type.
     pub(super) fn slice_columns(&self, x: &Tensor, first: usize, out: &mut Tensor) -> Result<()> {
         let (columns, kept) = (x.columns(), out.columns());
         let fits = first <= columns && kept <= columns - first;
@@ -128,10 +129,11 @@ impl Kernels {
         unsafe { call.launch_over(count) }
     }
 
-    /// Blocks `[blocks, rows, width]` side by side: the first columns of each joined row, as many as `out` has.
+    /// Concatenates blocks `[blocks, rows, width]` by columns, and writes the first columns of each joined row, as many as `out`
+    /// has.
     ///
     /// # Errors
-    /// When the blocks have fewer, or other rows, or another type.
+    /// Returns an error if the blocks have fewer columns, another number of rows, or another type.
     pub(super) fn concat_columns(&self, blocks: &Tensor, out: &mut Tensor) -> Result<()> {
         let (&[count, rows, width], kept) = (blocks.shape(), out.columns()) else {
             return Err(Error::shape_mismatch("join of columns", blocks, out));
@@ -148,10 +150,10 @@ impl Kernels {
         unsafe { call.launch_over(elements) }
     }
 
-    /// Sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.
+    /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.
     ///
     /// # Errors
-    /// When the batch is elsewhere, or has more rows than a grid.
+    /// Returns an error if the batch is in other memory or has more rows than a grid.
     pub(super) fn rotations(
         &self,
         batch: &mut DeviceBatch,
@@ -172,9 +174,9 @@ impl Kernels {
         let (grid, half) = (to_u32("rows", end - start)?, to_u32("frequencies", half)?);
         let mut call = self.call(Source::Rows(DType::F32, DType::F32), "rotations");
         call.block(state, frequencies)?.block(state, positions)?.block(rotations, angles)?.value(half);
-        // SAFETY: a block reads one of the part's positions, which begin behind two words of each row before it, and `half`
-        // frequencies, and writes `half` pairs of floats for its row: the asserts above. Both blocks are the batch's own,
-        // which is borrowed alone.
+        // SAFETY: a block reads one of the part's positions, which begin after two words for each row before it, and `half`
+        // frequencies, and writes `half` pairs of floats for its row: the asserts above. Both blocks belong to the batch, which
+        // is borrowed exclusively.
         unsafe { call.launch([grid, 1], half.next_multiple_of(32).min(256)) }
     }
 }

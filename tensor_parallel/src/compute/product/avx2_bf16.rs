@@ -1,5 +1,5 @@
-//! Products with bf16 weights by AVX2, for few activation rows. Weights are widened in registers: of a vector of pairs, a shift makes the
-//! first of each an `f32`, a mask the second. Activations are deinterleaved once, to match.
+//! Products with bf16 weights with AVX2, for few activation rows. Weights are widened in registers: in a vector of pairs, a shift
+//! turns the first element of each pair into an `f32`, a mask the second. Activations are deinterleaved once to match.
 
 #![expect(
     unsafe_code,
@@ -16,26 +16,27 @@ use ryzanstein_config::InstructionSet;
 
 use super::instruction_set;
 
-/// Elements of a vector of weights.
+/// Elements in a vector of weights.
 const LANES: usize = 16;
-/// Elements of a row that are multiplied at a time, so that those of 4 weight rows stay in the first-level cache for all activation rows.
+/// Elements of a row that are multiplied together, so that those of 4 weight rows stay in the first-level cache for all
+/// activation rows.
 const PIECE: usize = 2048;
-/// Weight rows of a tile of sums.
+/// Weight rows in a tile of sums.
 const WEIGHTS: usize = 4;
-/// Activation rows of a tile. Its sums, the activations and a vector of weights take 14 of 16 registers.
+/// Activation rows in a tile. Its sums, the activations and a vector of weights take 14 of 16 registers.
 const ROWS: usize = 2;
-/// Elements of a line of the cache.
+/// Elements in a cache line.
 const LINE: usize = 32;
 
-/// Rows of activations: of each [`LANES`] elements those at even places, then those at odd ones. What does not fill a vector stays in its
-/// order.
+/// Rows of activations: of each [`LANES`] elements first those at even places, then those at odd ones. The remainder that does
+/// not fill a vector keeps its order.
 pub(super) struct Prepared {
     x: Vec<f32>,
     k: usize,
 }
 
 impl Prepared {
-    /// `x` is rows of `k`.
+    /// Deinterleaves `x`, which is rows of length `k`.
     pub(super) fn new(x: &[f32], k: usize) -> Self {
         let mut deinterleaved = Vec::with_capacity(x.len());
         for row in x.chunks_exact(k) {
@@ -50,7 +51,7 @@ impl Prepared {
         Self { x: deinterleaved, k }
     }
 
-    /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
+    /// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does.
     pub(super) fn multiply(&self, w: &[bf16], out: &mut [f32]) {
         let Self { x, k } = self;
         let (m, n) = (x.len() / k, w.len() / k);
@@ -73,7 +74,7 @@ impl Prepared {
     }
 }
 
-/// All rows of activations with N of weights, a piece of them at a time.
+/// Multiplies all rows of activations with N rows of weights, a piece at a time.
 ///
 /// # Safety
 /// The processor has the instructions.
@@ -100,8 +101,9 @@ unsafe fn pieces<const N: usize>(x: &[f32], w: &[bf16], out: &mut [f32], [k, n]:
     }
 }
 
-/// Adds the products of `width` elements from `at` on of M rows of activations and N of weights; rows of `out` are `n` apart. `FETCH`: asks for
-/// the weights of the next N rows, in the order of memory. On a Zen 3, passes of 1 to 4 sequences take 0.75 to 0.85 of the time that way.
+/// Adds the products of `width` elements from `at` on of M rows of activations and N rows of weights; rows of `out` are `n`
+/// apart. `FETCH`: prefetches the weights of the next N rows, in the order of memory. On a Zen 3, passes of 1 to 4 sequences then
+/// take 0.75 to 0.85 of the time.
 ///
 /// # Safety
 /// The processor has the instructions.
@@ -117,7 +119,7 @@ unsafe fn tile<const M: usize, const N: usize, const FETCH: bool>(
     let seconds = _mm256_set1_epi32(0xFFFF_0000_u32.cast_signed());
     let mut sums = [[_mm256_setzero_ps(); N]; M];
     let whole = width / LANES * LANES;
-    // SAFETY: the loads read elements of rows of k, and none behind their ends. A prefetch may name any address.
+    // SAFETY: the loads read elements of rows of k, and none past their ends. A prefetch may use any address.
     unsafe {
         for i in (at..at + whole).step_by(LANES) {
             if FETCH {

@@ -1,9 +1,10 @@
-//! The one place that calls the `gemm` crates.
+//! The only module that calls the `gemm` crates.
 
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
 
-/// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major; rows of `out` are `stride` long, of which the first `n` are written.
+/// Computes `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major. Rows of `out` are `stride` long; their first `n` elements are
+/// written.
 pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
     if k == 0 || w.is_empty() || x.is_empty() {
         return;
@@ -18,7 +19,7 @@ pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: 
     // swapping the strides), and out has (m - 1) full strides and n more elements. `out` is borrowed mutably, so it
     // overlaps neither operand. It is not read, because `read_dst` is false.
     unsafe {
-        // As outᵀ = w · xᵀ: the kernels prefer results whose columns are contiguous.
+        // Computed as outᵀ = w · xᵀ: the kernels prefer results whose columns are contiguous.
         get_gemm_fn()(
             n,
             m,

@@ -1,5 +1,5 @@
-//! Which instructions of the processor multiply matrices. All ranks of a model use the same, as sums are not in the same order
-//! in all of them.
+//! The instruction set of matrix products. All ranks of a model use the same, because the order of sums differs between
+//! instruction sets.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ use ryzanstein_config::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 
-/// This processor lacks an instruction set, or the process already uses another.
+/// An instruction set that this processor lacks, or that differs from the one that the process already uses.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{set}: {why}")]
 pub struct UnsupportedInstructionSet {
@@ -19,20 +19,20 @@ pub struct UnsupportedInstructionSet {
 
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
 
-/// The sets that this processor has and the system allows, the fastest first. The last one every processor has.
+/// Returns the sets that this processor has and the system allows, the fastest first. Every processor has the last one.
 pub fn supported() -> Vec<InstructionSet> {
     InstructionSet::ALL.iter().copied().filter(|set| is_supported(*set)).collect()
 }
 
-/// The set that this process uses: the one chosen, otherwise the fastest.
+/// Returns the set that this process uses: the chosen one, otherwise the fastest.
 pub fn current() -> InstructionSet {
     *CHOSEN.get_or_init(|| supported()[0])
 }
 
-/// Chooses the set that this process uses, before the first use.
+/// Chooses the set that this process uses. Must be called before the first use.
 ///
 /// # Errors
-/// When this processor lacks it, or this process already uses another.
+/// Returns an error if this processor lacks the set, or if this process already uses another.
 pub fn choose(set: InstructionSet) -> Result<(), UnsupportedInstructionSet> {
     let refused = |why| UnsupportedInstructionSet { set, why };
     if !is_supported(set) {
@@ -72,7 +72,7 @@ pub(in crate::compute) fn is_supported(set: InstructionSet) -> bool {
     }
 }
 
-/// For what is not bf16.
+/// Returns the architecture for types other than bf16.
 pub(super) fn arch(set: InstructionSet) -> Arch {
     #[allow(unused_mut, reason = "on other architectures")]
     let mut arch = Arch::Scalar;

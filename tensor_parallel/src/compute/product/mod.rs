@@ -1,4 +1,4 @@
-//! Products of matrices on the processor.
+//! Matrix products on the CPU.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
@@ -24,24 +24,24 @@ use crate::memory::{self, Array, Columns};
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// How many 16-bit weights are widened at a time for a blocked product.
+/// Number of 16-bit weights that are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
-/// Blocks of weight rows for each thread. Small blocks keep the threads balanced at the end.
+/// Number of blocks of weight rows per thread. Small blocks keep the threads balanced at the end.
 const BLOCKS: usize = 16;
-/// Weight rows of a block are a multiple of this, and so of the rows of every kernel's tiles.
+/// The number of weight rows in a block is a multiple of this, and so of the rows of every kernel's tiles.
 const GRANULE: usize = 96;
-/// Bytes of sums that are rounded at a time, so that they are still in the second-level cache. At least [`GRANULE`] weight rows are
-/// multiplied, even if their sums take more.
+/// Bytes of sums that are rounded at a time, so that they are still in the second-level cache. At least [`GRANULE`] weight rows
+/// are multiplied, even if their sums take more.
 const SUMS_BYTES: usize = 256 << 10;
 
-/// Products of matrices by one instruction set.
+/// Matrix products with one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Products {
     set: InstructionSet,
     arch: Arch,
 }
 
-/// Activations as an instruction set wants them.
+/// Activations in the layout of an instruction set.
 enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
     #[cfg(target_arch = "x86_64")]
@@ -53,7 +53,7 @@ enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// How many weight rows a thread multiplies at a time, of `n` that `threads` threads share.
+    /// Returns the number of weight rows that a thread multiplies at a time, of `n` rows shared by `threads` threads.
     fn block(&self, threads: usize, n: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -65,17 +65,17 @@ impl Prepared<'_> {
         }
     }
 
-    /// How many weight rows are multiplied before their sums are rounded.
+    /// Returns the number of weight rows that are multiplied before their sums are rounded.
     fn rows_together(&self, m: usize, k: usize) -> usize {
         match self {
-            // `gemm` packs all activations in each call, so one call does all weight rows.
+            // `gemm` packs all activations in each call, so one call processes all weight rows.
             Self::Wide(x) if is_blocked(x, k) => usize::MAX,
             _ => (SUMS_BYTES / (4 * m) / GRANULE * GRANULE).max(GRANULE),
         }
     }
 }
 
-/// Whether a blocked product is faster than one with vectors.
+/// Returns true if a blocked product is faster than one with vectors.
 fn is_blocked(x: &[f32], k: usize) -> bool {
     x.len() > simd::MOST_ROWS * k
 }
@@ -93,7 +93,7 @@ impl Products {
         self.set
     }
 
-    /// `x[m, k] · w[n, k]ᵀ`, with the bias of each column, rounded once.
+    /// Computes `x[m, k] · w[n, k]ᵀ`, with the bias of each column, rounded once.
     pub(super) fn multiply<T: Float>(
         self,
         threads: &Threads,
@@ -120,7 +120,7 @@ impl Products {
         })
     }
 
-    /// The columns in `range` of a product, of which `out` has every row.
+    /// Computes the columns in `range` of a product; `out` has every row.
     fn columns<T: Float>(
         self,
         x: &Prepared<'_>,
@@ -186,7 +186,7 @@ impl Products {
         }
     }
 
-    /// `out[r * rows.len() + i] = w[rows.start + i] · x[r]` for all rows of the activations.
+    /// Computes `out[r * rows.len() + i] = w[rows.start + i] · x[r]` for all rows of the activations.
     fn block(self, x: &Prepared<'_>, w: &Storage, rows: Range<usize>, out: &mut [f32], k: usize) {
         let part = rows.start * k..rows.end * k;
         match (x, w) {
@@ -204,7 +204,7 @@ impl Products {
     }
 }
 
-/// A product with many rows, by the `gemm` crate; 16-bit weights are widened in panels.
+/// Computes a product with many rows with the `gemm` crate; 16-bit weights are widened in panels.
 fn blocked_product<T: Float>(x: &[f32], w: &[T], out: &mut [f32], k: usize) {
     let n = w.len() / k;
     if T::DTYPE == f32::DTYPE {
@@ -221,7 +221,7 @@ fn blocked_product<T: Float>(x: &[f32], w: &[T], out: &mut [f32], k: usize) {
 }
 
 vectorized! {
-    /// Rounds sums with the bias of each.
+    /// Adds the bias to sums and rounds them.
     fn round<'a, T>(sums: &'a [f32], bias: Option<&'a [f32]>, out: &'a mut [T]) {
         match bias {
             None => T::narrow_into(sums, out),

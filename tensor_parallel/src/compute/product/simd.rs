@@ -1,5 +1,5 @@
-//! Products with the vectors that the processor has, of any element type. Weights are widened in pieces that stay in the
-//! first-level cache, and each piece meets several activation rows before it is left.
+//! Products with the processor's vectors, for any element type. Weights are widened in pieces that stay in the first-level cache,
+//! and each piece is multiplied with several activation rows.
 
 #![expect(
     clippy::inline_always,
@@ -16,13 +16,13 @@ use crate::float::Float;
 
 /// Weights of a row that are widened at a time.
 const PIECE: usize = 1024;
-/// Weight rows of a tile of sums.
+/// Weight rows in a tile of sums.
 const TILE: usize = 4;
 
-/// Up to this many activation rows, this is faster than a blocked product.
+/// The maximum number of activation rows for which this is faster than a blocked product.
 pub(super) const MOST_ROWS: usize = 32;
 
-/// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
+/// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does.
 pub(super) fn multiply<T: Float>(arch: Arch, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
     assert!(x.len().is_multiple_of(k) && w.len().is_multiple_of(k), "operands must be whole rows");
     arch.dispatch(Product { x, w, out, k });
@@ -55,7 +55,7 @@ impl<T: Float> WithSimd for Product<'_, T> {
     }
 }
 
-/// All activation rows with R weight rows, a piece of them at a time.
+/// Multiplies all activation rows with R weight rows, a piece at a time.
 #[inline(always)]
 fn pieces<S: Simd, T: Float, const R: usize>(
     simd: S,
@@ -69,8 +69,8 @@ fn pieces<S: Simd, T: Float, const R: usize>(
         let width = PIECE.min(k - at);
         let mut wide: [&[f32]; R] = [&[]; R];
         let mut rest = &mut buffer[..];
-        // R is a constant, so this loop is unrolled. Over the rows of a slice, the compiler gathers addresses in vectors, which takes
-        // longer than the product.
+        // R is a constant, so this loop is unrolled. Iterating over the rows of a slice makes the compiler gather addresses in
+        // vectors, which takes longer than the product.
         for (r, wide) in wide.iter_mut().enumerate() {
             let (buffer, others) = rest.split_at_mut(PIECE);
             *wide = widened(&w[r * k + at..][..width], &mut buffer[..width]);
@@ -93,7 +93,7 @@ fn strip<S: Simd, const R: usize>(
     let piece = |r: usize| &x[r * k + at..][..width];
     let m = x.len() / k;
     let mut r = 0;
-    // 16 sums, 4 weights and an activation need more than 16 registers, which is what x86 has below AVX-512.
+    // 16 sums, 4 weights and an activation need more than 16 registers, the number on x86 without AVX-512.
     let has_room = cfg!(not(target_arch = "x86_64")) || size_of::<S::f32s>() == 64;
     while has_room && r + 4 <= m {
         let sums = simd.vectorize(Tile { x: [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)], w });
@@ -119,7 +119,7 @@ fn add<const C: usize, const R: usize>(sums: [[f32; R]; C], out: &mut [f32], n: 
     }
 }
 
-/// The products of each of C rows with each of R, all of one length. A function of its own: inlined, its pointers would not stay in
+/// The products of each of C rows with each of R, all of one length. A separate function: inlined, its pointers would not stay in
 /// registers.
 struct Tile<'a, const C: usize, const R: usize> {
     x: [&'a [f32]; C],
@@ -135,7 +135,7 @@ impl<const C: usize, const R: usize> WithSimd for Tile<'_, C, R> {
         let mut sums = [[simd.splat_f32s(0.0); R]; C];
         let (xs, ws) = (x.map(|x| S::as_simd_f32s(x)), w.map(|w| S::as_simd_f32s(w)));
         let vectors = ws[0].0.len();
-        // So that the loop below checks no bounds.
+        // Slices of this length avoid bounds checks in the loop below.
         let (xv, wv) = (xs.map(|(x, _)| &x[..vectors]), ws.map(|(w, _)| &w[..vectors]));
         for i in 0..vectors {
             for (sums, x) in sums.iter_mut().zip(&xv) {
@@ -144,7 +144,7 @@ impl<const C: usize, const R: usize> WithSimd for Tile<'_, C, R> {
                 }
             }
         }
-        // Loops and no closures, which would be functions without the instruction set.
+        // Loops instead of closures, which would be functions without the instruction set.
         let mut all = [simd.splat_f32s(0.0); 16];
         for (all, sums) in all.chunks_exact_mut(R).zip(&sums) {
             all.copy_from_slice(sums);
@@ -170,7 +170,8 @@ impl<const C: usize, const R: usize> WithSimd for Tile<'_, C, R> {
     }
 }
 
-/// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which is as long.
+/// Returns the values of a slice as `f32`: the slice itself if it is `f32`, otherwise widened into the buffer, which has the same
+/// length.
 #[inline(always)]
 fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     if T::DTYPE == f32::DTYPE {
@@ -180,7 +181,7 @@ fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     buffer
 }
 
-/// `out[r * n + i] = w[i] · x[r]` for all rows of k of both; n rows of `w`.
+/// Computes `out[r * n + i] = w[i] · x[r]` for all rows of length k of both; n rows of `w`.
 #[inline(always)]
 pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out: &mut [f32], k: usize) {
     let n = w.len() / k;
@@ -193,8 +194,8 @@ pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out:
     debug_assert!(n.is_multiple_of(TILE));
 }
 
-/// Adds the rows of `values` in `range` to each row of `sums`, each times its weight. A row of weights has `stride` elements; a row
-/// of `sums` or `values` has `width`, a multiple of the lanes.
+/// Adds the rows of `values` in `range` to each row of `sums`, each multiplied by its weight. A row of weights has `stride`
+/// elements; a row of `sums` or `values` has `width`, a multiple of the lanes.
 #[inline(always)]
 pub(in crate::compute) fn add_weighted<S: Simd>(
     simd: S,
@@ -231,7 +232,7 @@ fn weighted<S: Simd, const R: usize>(simd: S, weights: [&[f32]; R], values: &[f3
     }
 }
 
-/// [`weighted`] for V vectors of each row, from `first` on.
+/// Computes [`weighted`] for V vectors of each row, from `first` on.
 #[inline(always)]
 fn columns<S: Simd, const R: usize, const V: usize>(
     simd: S,

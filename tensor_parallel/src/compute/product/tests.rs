@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Values of about 1 with all bits of their type in use, different for every seed.
+/// Returns values of about 1 that use all bits of their type, different for every seed.
 fn values(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -14,7 +14,7 @@ fn values(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The largest error of a product, in units of what rounding each addition to f32 may lose.
+/// Returns the maximum error of a product, in units of the expected rounding error of its f32 additions.
 fn error(set: InstructionSet, threads: usize, dtypes: [DType; 2], [m, k, n]: [usize; 3]) -> f64 {
     let stored = |count, seed, dtype| Storage::rounded(values(count, seed), dtype).unwrap();
     let (x, w) = (stored(m * k, 1, dtypes[0]), stored(n * k, 2, dtypes[1]));
@@ -65,7 +65,7 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
                 let shape = [x.widened().len() / k, k, n];
                 Products::new(set).multiply::<f32>(&threads, (&x, &w), None, shape)
             };
-            // Where another kernel takes over, sums are added in another order.
+            // At the limits between kernels, the order of additions changes.
             let limits: &[usize] = match (set, dtype) {
                 #[cfg(target_arch = "x86_64")]
                 (InstructionSet::Amx, DType::BF16) => &[1, amx::FEWEST_ROWS, m + 1],

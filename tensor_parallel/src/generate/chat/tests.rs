@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// What `tests/fixtures/chat/make.py` writes.
+/// The output of `tests/fixtures/chat/make.py`.
 #[derive(Deserialize)]
 struct Expected {
     now: ChatTime,
@@ -27,7 +27,7 @@ fn expected() -> Expected {
     serde_json::from_slice(&std::fs::read(fixtures().join("expected.json")).unwrap()).unwrap()
 }
 
-/// A folder with this `tokenizer_config.json`.
+/// Creates a folder with this `tokenizer_config.json`.
 fn folder(config: &serde_json::Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();

@@ -14,12 +14,12 @@ use crate::model::{Passes, TensorSpec, footprint};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// A host with memory for so many arrays that stay, and no more, as a GPU may have.
+/// A host with memory for a limited number of long-lived arrays, as a GPU may have.
 #[derive(Debug)]
 struct Scant {
     host: Host,
     left: AtomicUsize,
-    /// Bytes of the arrays so far.
+    /// Bytes of the arrays allocated so far.
     taken: Arc<AtomicUsize>,
 }
 
@@ -93,7 +93,7 @@ impl Compute for Scant {
     }
 }
 
-/// Four ranks load from rank 0, and what `compute` gives rank `broken` fails there; what each of them hears.
+/// Loads on four ranks from rank 0, with the `compute` of rank `broken` failing. Returns the result of each rank.
 fn load(
     backend: BackendChoice,
     broken: usize,
@@ -102,7 +102,7 @@ fn load(
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
     let mut config = Config::default();
     config.process_group.backend = backend;
-    // Whoever waits for a rank that has given up waits this long.
+    // A rank that waits for a failed one waits this long.
     config.process_group.timeout = Timeout::from_secs(30);
     let rank_main = |rendezvous| {
         let mut manager = ProcessGroupManager::initialize(&config, &rendezvous).unwrap();
@@ -110,7 +110,7 @@ fn load(
         let is_broken = group.rank().index() == broken;
         let compute = |_: &ProcessGroup| if is_broken { compute() } else { Ok(Box::new(Host::new(1)) as _) };
         let error = Llama::load_from_root_on(Some(&folder), None, Rank(0), group, compute).unwrap_err();
-        // Not before the others have heard, or they would hear of a lost rank instead.
+        // Not before the others have received the error, or they would report a lost rank instead.
         manager.store_barrier("heard", Duration::from_secs(60)).unwrap();
         error
     };
@@ -188,7 +188,8 @@ fn ranks_with_different_instruction_sets_all_fail_and_name_both() {
     assert!(compare([InstructionSet::Avx2; 2]).iter().all(Result::is_ok));
 }
 
-/// Loads one rank's share of made-up weights and makes a decoder; the bytes of the arrays that loading and the cache took.
+/// Loads one rank's shard of random weights and creates a decoder. Returns the bytes of the arrays that loading and the cache
+/// allocated.
 fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DType) -> (usize, usize) {
     let made_up = |spec: &TensorSpec| {
         let count = spec.shape.iter().product::<usize>();
@@ -208,7 +209,7 @@ fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DTy
 
 #[test]
 fn the_footprint_is_what_loading_and_the_cache_really_take() {
-    // Biases, a vocabulary that does not divide, and one key/value head for two ranks; and heads of another length, tied.
+    // Biases, a vocabulary that is not divisible, and one key/value head for two ranks; and heads of another length, tied.
     let configs = [
         r#"{"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
             "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 101}"#,

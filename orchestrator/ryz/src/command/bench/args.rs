@@ -1,4 +1,4 @@
-//! The flags of `ryz bench`, and what they ask for.
+//! The flags of `ryz bench`, and the requests that they make.
 
 use std::path::PathBuf;
 
@@ -169,7 +169,7 @@ impl Args {
         }))
     }
 
-    /// What to measure: the collectives that the flags name, or a suite.
+    /// Returns the measurement: the collectives that the flags name, or a suite.
     pub(super) fn suite(&self) -> Suite {
         match self.vary {
             Some(VaryChoice::Overlap) => Suite::Overlap,
@@ -178,7 +178,7 @@ impl Args {
         }
     }
 
-    /// The variants to compare, each in ranks of its own.
+    /// Returns the variants to compare, each in separate ranks.
     pub(super) fn variants(&self) -> Option<Vary> {
         match self.vary? {
             VaryChoice::Algorithm => Some(Vary::Algorithm),
@@ -197,7 +197,7 @@ impl Args {
         Some(Part { variant, round: self.round, start })
     }
 
-    /// Refuses formats and flags that do not apply to what was asked for.
+    /// Refuses formats and flags that do not apply to the requested measurement.
     pub(super) fn check_flags(&self) -> Result<(), Error> {
         let given = [
             ("--op", self.op != "all_reduce"),
@@ -224,7 +224,7 @@ impl Args {
         Err(Error::Configuration(told.into()))
     }
 
-    /// The result to compare with.
+    /// Returns the result to compare with.
     pub(super) fn earlier(&self) -> anyhow::Result<Option<Earlier>> {
         let Some(file) = &self.compare else { return Ok(None) };
         let shown = file.display().to_string();
@@ -240,7 +240,7 @@ impl Args {
             }
             return Ok(sizes.iter().map(|size| size.get()).collect());
         }
-        // How large the call is hardly counts beside its start.
+        // The size of the call hardly counts compared with its start.
         let is_named = self.min_bytes.is_some() || self.max_bytes.is_some() || self.factor.is_some();
         if !is_named && self.vary == Some(VaryChoice::Start) {
             return Ok(vec![1_000, 1_000_000]);

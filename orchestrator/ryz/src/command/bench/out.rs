@@ -13,12 +13,12 @@ pub(super) fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     output_file::replace(file, text, &format!("--out {}", file.display()))
 }
 
-/// Fails if the result cannot be written at the end. Leaves nothing.
+/// Fails if the result cannot be written at the end. Leaves no file.
 pub(super) fn check(file: &Path) -> anyhow::Result<()> {
     output_file::check(file, &format!("--out {}", file.display()))
 }
 
-/// The rows of the variants.
+/// Returns the rows of the variants.
 pub(super) fn rows(file: &Path) -> anyhow::Result<Vec<RecordedRow>> {
     let shown = file.display().to_string();
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
@@ -33,7 +33,7 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// Opens it, or makes it.
+    /// Opens or creates the file.
     pub(super) fn open(file: &Path) -> anyhow::Result<Self> {
         let shown = file.display().to_string();
         let file = File::options().append(true).create(true).open(file);

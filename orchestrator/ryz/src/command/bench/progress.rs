@@ -9,7 +9,7 @@ use ryzanstein_process_group::units;
 pub(super) struct Progress(Option<ProgressBar>);
 
 impl Progress {
-    /// `what` stands in front: the variant and its round, or nothing.
+    /// Creates the line. `what` is its beginning: the variant and its round, or nothing.
     pub(super) fn new(is_wanted: bool, what: &str) -> Self {
         let is_shown = is_wanted && std::io::stderr().is_terminal();
         let style =
@@ -18,7 +18,7 @@ impl Progress {
         Self(is_shown.then(bar))
     }
 
-    /// Row `number` of so many is being measured.
+    /// Reports that row `number` of `of` is being measured.
     pub(super) fn tell(&self, number: usize, of: usize, op: &str, bytes: usize) {
         let Some(bar) = &self.0 else { return };
         bar.set_length(of as u64);
@@ -27,7 +27,7 @@ impl Progress {
         bar.tick();
     }
 
-    /// Lets `write` write while the line is not there.
+    /// Runs `write` while the line is removed from the terminal.
     pub(super) fn aside<R>(&self, write: impl FnOnce() -> R) -> R {
         match &self.0 {
             Some(bar) => bar.suspend(write),
@@ -35,7 +35,7 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub(super) fn end(&self) {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();

@@ -19,19 +19,19 @@ use crate::command::screen;
 /// An all-reduce of this size shows the best bandwidth of GPUs.
 const LONG: u64 = 1 << 30;
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Suite {
     /// The collectives that the flags name.
     Collectives,
     /// Every documented target.
     LatencyTargets,
-    /// How much of the reduction of gradients a backward pass hides.
+    /// The share of the reduction of gradients that a backward pass hides.
     Overlap,
 }
 
 impl Suite {
-    /// The request with what a suite measures in place of what flags say.
+    /// Completes the request with the measurements of a suite in place of those of the flags.
     pub(super) fn complete(self, request: Request) -> Request {
         if self != Self::LatencyTargets {
             return request;
@@ -42,7 +42,7 @@ impl Suite {
         Request { ops, sizes, judged: true, ..request }
     }
 
-    /// The same where it is known in which memory the collectives work.
+    /// Completes the request once the memory of the collectives is known.
     pub(super) fn place(self, mut request: Request, memory: Memory) -> Request {
         if self == Self::LatencyTargets && memory != Memory::Host {
             request.sizes.push(LONG);
@@ -50,7 +50,7 @@ impl Suite {
         request
     }
 
-    /// Refuses what can be seen to be wrong before anything is started.
+    /// Refuses recognisably wrong requests before anything is started.
     pub(super) fn check(
         self,
         format: OutputFormat,
@@ -80,7 +80,7 @@ impl Suite {
         }
     }
 
-    /// The steps of a model's layers, if they are wanted and there are ranks to shard them over.
+    /// Measures the steps of a model's layers, if they are requested and there are ranks to shard them over.
     pub(super) fn measure_steps(
         self,
         orchestrator: &mut Orchestrator,
@@ -103,7 +103,7 @@ fn step_request(iterations: Option<usize>, memory: Memory) -> StepRequest {
     StepRequest { steps: iterations.unwrap_or(usual.steps), ..usual }
 }
 
-/// Measures and prints what overlapping saves.
+/// Measures and prints the gain of overlapping.
 pub(super) fn measure_overlap(
     orchestrator: &mut Orchestrator,
     iterations: Option<usize>,

@@ -1,4 +1,4 @@
-//! `ryz bench --vary`: runs the variants in turns, each in ranks of its own, and puts them side by side.
+//! `ryz bench --vary`: runs the variants in turns, each in separate ranks, and shows them side by side.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -21,14 +21,14 @@ use crate::command::launch;
 use crate::command::screen;
 use crate::command::settings;
 
-/// What is compared, and on which backend.
+/// The compared property, and the backend.
 struct Comparison<'a> {
     args: &'a Args,
     vary: Vary,
     ranks: u32,
     backend: BackendKind,
     variants: Vec<Variant>,
-    /// Variables of all ranks.
+    /// Environment variables of all ranks.
     variables: Vec<(&'static str, &'static str)>,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn run(
 }
 
 impl<'a> Comparison<'a> {
-    /// Refuses what cannot be compared.
+    /// Refuses comparisons that are impossible.
     fn new(args: &'a Args, vary: Vary, config: &Config, ranks: u32) -> Result<Self, Error> {
         let refused = |told: String| Err(Error::Configuration(format!("--vary {}: {told}", vary.name())));
         if args.path != ["auto"] {
@@ -121,11 +121,11 @@ impl<'a> Comparison<'a> {
         })?;
         let mut variables = Vec::new();
         if vary != Vary::Backend {
-            // As found out, so that all variants have the same.
+            // As detected, so that all variants use the same.
             variables.push(("RYZ_PROCESS_GROUP__BACKEND", backend.name()));
         }
         if config.source_of("log.level") == Some(Source::Default) {
-            // So many starts would fill the screen.
+            // The logs of this many starts would fill the screen.
             variables.push(("RYZ_LOG__LEVEL", "warn"));
         }
         Ok(Self { args, vary, ranks, backend, variants, variables })

@@ -86,7 +86,7 @@ fn no_gpu(side: &GpuFacts, backend: BackendChoice) -> Finding {
     new("gpus", Status::Info, "none: everything runs on the CPU").because(cause).remedy(remedy)
 }
 
-/// Which GPUs are hidden from a job, and by what.
+/// Returns the GPUs that are hidden from a job, and the cause.
 fn visible(side: &GpuFacts, usable: &DriverFacts) -> Option<Finding> {
     let new = |status, seen: String| new("visible_devices", status, seen);
     let list = side.visible.as_ref().map(|list| format!("CUDA_VISIBLE_DEVICES is `{list}`"));
@@ -113,7 +113,7 @@ fn visible(side: &GpuFacts, usable: &DriverFacts) -> Option<Finding> {
     }
 }
 
-/// Faults of a GPU that no job may use are only informative.
+/// Returns the finding for one GPU. Faults of a GPU that no job may use are only informative.
 fn one(gpu: &Gpu, is_shown: bool) -> Finding {
     let mut seen =
         format!("{}, {} of {} in use", gpu.name, memory(gpu.memory_used_bytes), memory(gpu.memory_bytes));
@@ -138,7 +138,7 @@ fn one(gpu: &Gpu, is_shown: bool) -> Finding {
     }
 }
 
-/// All faults of a GPU; of equally grave ones the more important comes later.
+/// Returns all faults of a GPU; of equally severe ones the more important comes later.
 fn problems(gpu: &Gpu) -> Vec<(Status, String, &'static str)> {
     let mut all = Vec::new();
     if let Some(reasons) = Some(&gpu.throttled_by).filter(|reasons| !reasons.is_empty()) {
@@ -247,7 +247,7 @@ fn peer_access(driver: &DriverFacts) -> Option<Finding> {
     )
 }
 
-/// How many ranks should share a layer, from the links between the GPUs, of which there is at least one.
+/// Returns the number of ranks that should share a layer, from the links between the GPUs, of which there is at least one.
 pub(crate) fn tensor_parallel(driver: &DriverFacts) -> Finding {
     let gpus = driver.gpus.len();
     let power_of_two = |most: usize| 1 << most.max(1).ilog2();
@@ -278,7 +278,7 @@ pub(crate) fn tensor_parallel(driver: &DriverFacts) -> Finding {
         .remedy("use pipeline stages or replicas of the model instead; measure with ryz bench")
 }
 
-/// The most GPUs of which every two are connected by NVLink.
+/// Returns the size of the largest set of GPUs in which every two are connected by NVLink.
 fn largest_nvlink_domain(driver: &DriverFacts) -> usize {
     let connected = |a: u32, b: u32| {
         driver

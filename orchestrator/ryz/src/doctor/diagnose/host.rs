@@ -4,7 +4,7 @@ use crate::doctor::finding::{Finding, Status};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// The default of container engines.
+/// Size of `/dev/shm` that container engines set by default.
 const CONTAINER_SHM: u64 = 64 * MIB;
 
 pub(super) fn diagnose(host: &Host) -> Vec<Finding> {

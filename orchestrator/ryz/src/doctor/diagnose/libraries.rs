@@ -6,7 +6,7 @@ pub(super) fn diagnose(libraries: &[Library], gpus: usize) -> Vec<Finding> {
         Ok(FoundLibrary { version, origin }) => {
             Finding::new("libraries", library.name, Status::Ok, format!("{version}, {origin}"))
         }
-        // Without a GPU there is nothing for it to drive.
+        // Without a GPU the library has no use.
         Err(_) if gpus == 0 => {
             Finding::new("libraries", library.name, Status::Info, "not found, and not needed without a GPU")
         }

@@ -12,7 +12,7 @@ pub(crate) use gpu::tensor_parallel;
 use super::facts::Facts;
 use super::finding::Finding;
 
-/// All findings from these facts, area by area.
+/// Returns all findings from these facts, area by area.
 pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     let mut findings = host::diagnose(&facts.host);
     let gpus = facts.gpu.usable().gpus.len();
@@ -24,7 +24,7 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Bytes in powers of 1024.
+/// Formats bytes in powers of 1024.
 fn memory(bytes: u64) -> String {
     let bytes = bytes as f64;
     for (unit, size) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {

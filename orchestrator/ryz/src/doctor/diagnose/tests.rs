@@ -15,12 +15,12 @@ mod gpus;
 
 const GIB: u64 = 1 << 30;
 
-/// What a probe says that could not find something out.
+/// Returns the result of a probe that failed.
 fn failed<T>(why: &str) -> Result<T, ProbeError> {
     Err(ProbeError::Reported(why.into()))
 }
 
-/// A machine without GPUs with which nothing is wrong.
+/// Returns a fault-free machine without GPUs.
 fn plain() -> Facts {
     Facts {
         host: Host {
@@ -95,18 +95,18 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-/// The same GPU as CUDA has it.
+/// Returns the same GPU as CUDA reports it.
 fn shown(gpu: &Gpu) -> VisibleGpu {
     VisibleGpu { uuid: gpu.uuid.clone(), pci: format!("0000:{:02x}:00.0", gpu.index + 26) }
 }
 
-/// As `CUDA_VISIBLE_DEVICES` does with these GPUs.
+/// Sets `CUDA_VISIBLE_DEVICES` to `list`, which shows these GPUs.
 fn show(facts: &mut Facts, list: &str, gpus: &[u32]) {
     facts.gpu.visible = Some(list.into());
     facts.gpu.shown = Ok(gpus.iter().map(|index| shown(&gpu(*index))).collect());
 }
 
-/// A machine with so many GPUs, joined by `path`.
+/// Returns a machine with `count` GPUs, joined by `path`.
 fn with_gpus(count: u32, path: PairPath, peer_access: &PeerAccess) -> Facts {
     let mut pairs = Vec::new();
     for a in 0..count {
@@ -164,13 +164,13 @@ fn a_machine_with_gpus_that_all_work_is_healthy() {
     assert!(report.table(Screen::PLAIN).contains("NV18"), "{}", report.table(Screen::PLAIN));
 }
 
-/// A change to a machine, and what must come of it: name, status, a word of the cause or remedy.
+/// A change to a machine, and the expected finding: name, status, a word of the cause or remedy.
 type Row = (fn(&mut Facts), &'static str, Status, &'static str);
 
 #[test]
 fn each_fault_is_found_with_a_cause_or_a_remedy() {
     let rows: &[Row] = &[
-        // What a container engine gives by default.
+        // The default of a container engine.
         (
             |f| f.host.shared_memory = Some((64 << 20, 64 << 20)),
             "shared_memory",
@@ -181,7 +181,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         // Large, but full.
         (|f| f.host.shared_memory = Some((8 * GIB, 1 << 20)), "shared_memory", Status::Warning, "bus error"),
         (|f| f.host.memory_available = GIB / 2, "memory", Status::Warning, "limit"),
-        // Enough is free, but the cgroup does not allow it.
+        // Enough memory is free, but the cgroup does not allow it.
         (|f| f.host.memory_limit = Some(GIB / 2), "memory", Status::Warning, "limit"),
         (|f| f.host.processor_quota = Some(0.5), "processors", Status::Warning, "CPU limit"),
         (
@@ -212,7 +212,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             Status::Warning,
             "ibstat",
         ),
-        // Adapters, GPUs, and no way between them.
+        // Adapters and GPUs without a path between them.
         (
             |f| {
                 f.network.infiniband = vec![InfinibandPort {
@@ -233,7 +233,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             Status::Warning,
             "cooling",
         ),
-        // At its power limit a GPU gives all it has.
+        // At its power limit a GPU runs at full power.
         (
             |f| driver(f).gpus[1].throttled_by = vec!["the power limit".into()],
             "gpu",
@@ -252,7 +252,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             "chipset",
         ),
         (|f| show(f, "", &[]), "visible_devices", Status::Warning, "unset"),
-        // No variable, and CUDA has none all the same.
+        // CUDA shows no GPU, although the variable is not set.
         (|f| f.gpu.shown = Ok(Vec::new()), "visible_devices", Status::Warning, "/dev/nvidia"),
         (|f| f.gpu.shown = failed("cuInit: 999"), "visible_devices", Status::Info, "cuInit: 999"),
         (
@@ -267,7 +267,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| f.libraries = libraries(&["nccl"], false), "nccl", Status::Broken, "device.nccl"),
         (|f| f.trials[0].outcome = failed("rank 1 hung"), "all_reduce_tcp", Status::Broken, "RYZ_LOG__LEVEL"),
         (|f| f.trials[1] = trial("all_reduce_gpu", "tcp"), "all_reduce_gpu", Status::Warning, "libraries"),
-        // The kernel has the driver, the container has not.
+        // The kernel has the driver, but the container does not.
         (|f| f.gpu.driver = failed("not there"), "driver", Status::Broken, "--gpus all"),
         (
             |f| {

@@ -8,7 +8,7 @@ pub(super) fn diagnose(trials: &[Trial], gpus: usize) -> Vec<Finding> {
     trials.iter().flat_map(|trial| std::iter::once(one(trial, gpus)).chain(paths(trial))).collect()
 }
 
-/// When calls take which path.
+/// Returns the conditions under which calls take each path.
 fn paths(trial: &Trial) -> impl Iterator<Item = Finding> {
     let paths = trial.outcome.iter().flat_map(|outcome| &outcome.paths);
     paths.map(|(path, taken)| {

@@ -12,12 +12,12 @@ use ryzanstein_benches::cgroup::read;
 use ryzanstein_orchestrator::rendezvous::Environment;
 
 const BUS: &str = "/sys/bus/pci/devices";
-/// How long CUDA may take to list GPUs, loading libraries included.
+/// Timeout for CUDA to list GPUs, loading libraries included.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> GpuFacts {
     let driver = driver();
-    // Where NVML lists none, CUDA has none to show.
+    // If NVML lists no GPU, CUDA has none to show.
     let has_gpus = driver.as_ref().is_ok_and(|driver| !driver.gpus.is_empty());
     let ask = || process::answer(&process::output(probe.command(&["gpus"]), DEADLINE)?);
     GpuFacts {
@@ -29,7 +29,7 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> GpuFacts
     }
 }
 
-/// Runs in the probe's process: the GPUs that CUDA shows. NVML ignores `CUDA_VISIBLE_DEVICES` and may list more.
+/// Returns the GPUs that CUDA shows. Runs in the probe's process. NVML ignores `CUDA_VISIBLE_DEVICES` and may list more.
 ///
 /// # Errors
 /// [`ProbeError::Device`] when CUDA cannot be used.
@@ -39,7 +39,7 @@ pub fn visible_gpus(config: &DeviceConfig) -> Result<Vec<VisibleGpu>, ProbeError
     Ok(all.into_iter().map(|gpu| VisibleGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
 }
 
-/// Whether a PCI device is a display or 3D controller of NVIDIA's.
+/// Returns true if a PCI device is a display or 3D controller of NVIDIA's.
 fn is_gpu(device: &Path) -> bool {
     let class = read(device.join("class")).unwrap_or_default();
     read(device.join("vendor")).as_deref() == Some("0x10de")
@@ -59,7 +59,7 @@ pub(super) fn driver() -> Result<DriverFacts, ProbeError> {
     })
 }
 
-/// The kernel's folder of a GPU. NVML writes eight digits of the domain, in capitals; the kernel writes four.
+/// Returns the kernel's folder of a GPU. NVML writes eight digits of the domain, in capitals; the kernel writes four.
 fn device_of(pci: &str) -> Option<std::path::PathBuf> {
     let (domain, rest) = pci.split_once(':')?;
     let domain = u32::from_str_radix(domain, 16).ok()?;

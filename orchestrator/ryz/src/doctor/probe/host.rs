@@ -32,7 +32,7 @@ pub(super) fn probe(config: &Config, environment: &Environment) -> Host {
     }
 }
 
-/// Operating system, kernel, architecture.
+/// Returns the operating system, the kernel and the architecture.
 fn system() -> String {
     let uname = rustix::system::uname();
     let distribution = read("/etc/os-release").and_then(|text| pretty_name(&text));
@@ -44,7 +44,7 @@ fn system() -> String {
     .join(", ")
 }
 
-/// The system, its processors and its memory, in one line.
+/// Describes the system, its processors and its memory, in one line.
 pub(in crate::doctor) fn describe() -> String {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let memory = meminfo_bytes(&read("/proc/meminfo").unwrap_or_default(), "MemTotal").unwrap_or(0);
@@ -66,7 +66,7 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// The folder in which rank 0 leaves the job's secret under another launcher, and whether files can be created there.
+/// Returns the folder in which rank 0 leaves the job's secret under another launcher, and whether files can be created there.
 fn temporary(environment: &Environment) -> TemporaryFolder {
     let set = |name: &str| environment.get(name).filter(|folder| !folder.is_empty());
     let folder =

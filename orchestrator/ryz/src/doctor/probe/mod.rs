@@ -55,7 +55,7 @@ pub(super) fn machine() -> String {
     format!("{}{gpus}", host::describe())
 }
 
-/// The names in a folder, sorted; empty if it cannot be read.
+/// Returns the names in a folder, sorted; empty if it cannot be read.
 fn names(folder: impl AsRef<Path>) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

@@ -10,7 +10,7 @@ use ryzanstein_benches::cgroup::read;
 
 const INTERFACES: &str = "/sys/class/net";
 const ADAPTERS: &str = "/sys/class/infiniband";
-/// How long a connection over loopback may take.
+/// Timeout of a connection over loopback.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) fn probe() -> Network {
@@ -33,7 +33,7 @@ fn interfaces() -> Vec<Interface> {
         let folder = Path::new(INTERFACES).join(&name);
         let addresses = addresses.get(&name).cloned().unwrap_or_default();
         Interface {
-            // Interfaces that do not know their speed report -1, or nothing.
+            // Interfaces of unknown speed report -1, or nothing.
             speed: read(folder.join("speed")).and_then(|text| text.parse().ok()).filter(|speed| *speed > 0),
             state: read(folder.join("operstate")).unwrap_or_default(),
             loopback: addresses.iter().any(std::net::IpAddr::is_loopback) || name == "lo",
@@ -82,14 +82,14 @@ fn infiniband() -> Vec<InfinibandPort> {
     all
 }
 
-/// The entry of RoCE v2 with an IPv4 address in the table of the port that this folder describes.
+/// Returns the index of the entry of RoCE v2 with an IPv4 address in the table of the port that this folder describes.
 fn roce_v2_gid(port: &Path) -> Option<u32> {
     let mut entries: Vec<u32> =
         names(port.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
     entries.sort_unstable();
     entries.into_iter().find(|entry| {
         let text = |folder: &str| read(port.join(folder).join(entry.to_string())).unwrap_or_default();
-        // An IPv4 address stands at the end of an IPv6 one.
+        // An IPv4 address is at the end of an IPv6 one.
         text("gid_attrs/types") == "RoCE v2" && text("gids").starts_with("0000:0000:0000:0000:0000:ffff:")
     })
 }

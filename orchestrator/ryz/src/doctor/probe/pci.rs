@@ -6,7 +6,7 @@ use ryzanstein_benches::cgroup::read;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Where the device behind this link of `/sys` is; `None` if it is not on the PCI bus.
+/// Returns the position of the device behind this link of `/sys`; `None` if it is not on the PCI bus.
 pub(super) fn place(device: impl AsRef<Path>) -> Option<PciPlace> {
     let folder = device.as_ref().canonicalize().ok()?;
     let path = path(folder.to_str()?);
@@ -18,7 +18,7 @@ pub(super) fn place(device: impl AsRef<Path>) -> Option<PciPlace> {
     Some(PciPlace { path, numa_node })
 }
 
-/// The host bridge and the PCI addresses in a path of `/sys`; empty where there is no address.
+/// Returns the host bridge and the PCI addresses in a path of `/sys`; empty if there is no address.
 fn path(folder: &str) -> Vec<String> {
     // `0000:1b:00.0`
     let is_address = |name: &str| {

@@ -1,4 +1,4 @@
-//! Runs a probe in a process of its own, so that nothing that fails there ends this one.
+//! Runs a probe in a separate process, so that no failure of the probe ends this one.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 
 use crate::doctor::error::{ProbeError, ProcessError};
 
-/// The answer in a process's output: the last line of JSON, a `Result` whose error is its text. NCCL may log to the same
-/// stream.
+/// Parses the answer in a process's output: the last line of JSON, a `Result` whose error is represented by its text. NCCL may
+/// log to the same stream.
 pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, ProbeError> {
     let parsed = text.lines().rev().find_map(|line| serde_json::from_str::<Result<T, String>>(line).ok());
     match parsed {
@@ -19,7 +19,7 @@ pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, ProbeError> {
     }
 }
 
-/// The standard output of a process that exits with code 0. Kills it at the deadline.
+/// Returns the standard output of a process that exits with code 0. Kills it at the deadline.
 pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, ProcessError> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(ProcessError::Spawn)?;

@@ -13,15 +13,15 @@ use crate::doctor::{ProbeCommand, TrialError};
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::rendezvous::Environment;
 
-/// How long ranks wait for each other.
+/// Timeout of the ranks for each other.
 const PATIENCE: Timeout = Timeout::from_secs(45);
-/// How long the probe's process may take, loading libraries included.
+/// Timeout of the probe's process, loading libraries included.
 const DEADLINE: Duration = Duration::from_secs(90);
-/// Elements of the all-reduce that is timed: 100 KB of f32.
+/// Number of elements of the timed all-reduce: 100 KB of f32.
 const ELEMENTS: usize = 25_000;
 const CALLS: usize = 50;
 
-/// Two ranks on CPUs and, where there are GPUs, one rank per GPU on the backend that `auto` selects.
+/// Tries two ranks on CPUs and, if there are GPUs, one rank per GPU on the backend that `auto` selects.
 pub(super) fn probe(
     config: &Config,
     environment: &Environment,
@@ -42,7 +42,7 @@ pub(super) fn probe(
     trials
 }
 
-/// Runs in the probe's process: starts a group of `ranks` threads, which checks itself by value, and times an all-reduce.
+/// Starts a group of `ranks` threads, which checks itself by value, and times an all-reduce. Runs in the probe's process.
 ///
 /// # Errors
 /// [`TrialError`] of the first rank that failed.
@@ -89,7 +89,7 @@ fn one_rank(
     Ok(TrialOutcome { backend, reason, ready_ms, paths, median_us })
 }
 
-/// The median of [`CALLS`] all-reduces, in microseconds. The group's self-check has compared values already.
+/// Returns the median of [`CALLS`] all-reduces, in microseconds. The group's self-check has compared values already.
 fn timed(group: &mut ryzanstein_process_group::ProcessGroup) -> ryzanstein_process_group::Result<f64> {
     let mut buffer = vec![0.0f32; ELEMENTS];
     let mut times = Vec::with_capacity(CALLS);
@@ -121,7 +121,7 @@ mod tests {
         assert!(outcome.median_us.is_some_and(|median| median > 0.0));
     }
 
-    /// A driver library whose functions do nothing and succeed.
+    /// Builds a driver library whose functions do nothing and succeed.
     fn driver(folder: &Path) -> PathBuf {
         let names =
             include_str!("../../../../../process_group/src/device/driver.rs").lines().filter_map(|line| {
@@ -143,7 +143,7 @@ mod tests {
     fn a_trial_looks_for_nccl_where_ranks_do() {
         let nothing = Libraries::find(&DeviceConfig::default(), &LibrarySearch::default());
         if nothing.nccl.is_ok() {
-            // The loader knows one, and no other place is looked at.
+            // The loader finds NCCL, and no other place is searched.
             return;
         }
         let folder = tempfile::tempdir().expect("a folder");

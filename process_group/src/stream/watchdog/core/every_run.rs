@@ -1,5 +1,5 @@
-//! Every run of small groups: members that call in any order or not at all, messages that overtake those of other links, and
-//! one fault. Time goes in steps: in each, every watchdog looks once, at any moment among the messages.
+//! Every run of small groups: members that call in any order or not at all, messages that overtake those of other links, and one
+//! fault. Time advances in steps: in each, every watchdog looks once, at any moment among the messages.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeSet, VecDeque};
@@ -13,18 +13,19 @@ use super::*;
 use crate::membership::roster::Cpus;
 use crate::types::rank::LocalRank;
 
-/// What may happen in a run, once, to any member and at any moment. Not to call is none: members may do so in every run.
+/// A fault that may happen in a run, once, to any member and at any moment. A missing call is no fault: members may omit calls in
+/// every run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     None,
     Kill,
     Cut,
     Stop,
-    /// It leaves, and the others call on.
+    /// It leaves, and the other members continue to call.
     Leave,
-    /// Its calls are others than those of the members before it.
+    /// Its calls differ from those of the members before it.
     Diverge,
-    /// A collective never ends, though all have come.
+    /// A collective never ends, although all members have entered it.
     Hang,
 }
 
@@ -37,11 +38,11 @@ struct Limits {
     timeout: Duration,
     /// A step of time.
     step: Duration,
-    /// Whether messages may stay on their way into the next step.
+    /// True if messages may stay in transit until the next step.
     is_slow: bool,
-    /// How many members have made their first call when the run begins.
+    /// Number of members that have made their first call when the run begins.
     callers: usize,
-    /// Whether what is on a link is delivered at once, as a driver that is late reads it.
+    /// True if all messages on a link are delivered at once, as to a driver that reads late.
     is_batched: bool,
 }
 
@@ -58,12 +59,12 @@ enum Life {
 #[derive(Clone)]
 struct Node {
     core: Rc<Core>,
-    /// Of the core's state.
+    /// Identity of the core's state.
     identity: u64,
     life: Life,
-    /// The deadline of each call it has enqueued.
+    /// Deadline of each call that it has enqueued.
     called: Vec<Instant>,
-    /// How many of them its GPU has done, and how many its watchdog knows to be done.
+    /// Number of calls that its GPU has done, and number of calls that its watchdog knows to be done.
     done: usize,
     known: usize,
     failure: Option<Error>,
@@ -77,13 +78,13 @@ struct SmallGroup {
     start: Instant,
     time: u32,
     nodes: Vec<Node>,
-    /// From each member to each other, with the time of sending, oldest first.
+    /// The messages from each member to each other, with the time of sending, oldest first.
     links: Vec<VecDeque<(u32, PeerEvent)>>,
     has_struck: bool,
-    /// Who may be blamed: for a fault, or for having been late.
+    /// The members that may be blamed: for a fault, or for being late.
     guilty: BTreeSet<usize>,
     cut: Vec<(usize, usize)>,
-    /// A late member has called, before all others knew that it was late.
+    /// A late member has made its call, before all other members knew that it was late.
     has_come_late: bool,
 }
 
@@ -161,7 +162,7 @@ impl SmallGroup {
         }
     }
 
-    /// Lets a member's core do something, and does what it says.
+    /// Calls a member's core, and executes its actions.
     fn with(
         &mut self,
         position: usize,
@@ -172,7 +173,7 @@ impl SmallGroup {
         let core = Rc::make_mut(&mut node.core);
         what(core, now, &mut actions);
         let mut hasher = DefaultHasher::new();
-        // All but the members, who never change.
+        // All fields except the members, which never change.
         identify_by_debug(
             &(&core.phase, &core.log, &core.detector, &core.messages, &core.pending),
             &mut hasher,
@@ -205,7 +206,7 @@ impl SmallGroup {
         self.cut.iter().any(|(from, _)| *from == position)
     }
 
-    /// Judges an error: whoever it blames must be to blame.
+    /// Judges an error: it must only blame members that are guilty.
     fn fail(&mut self, position: usize, error: Error) -> Result<(), String> {
         let said = error.to_string();
         let context = || format!("member {position} fails: {said}; to blame: {:?}", self.guilty);
@@ -231,8 +232,8 @@ impl SmallGroup {
         let innocent =
             blamed.iter().find(|blamed| !self.guilty.iter().any(|guilty| rank(*guilty) == **blamed));
         ensure(innocent.is_none(), || format!("an innocent member is blamed: {}", context()))?;
-        // A call that hangs is nobody's fault that can be named, calls that differ are named together. Whoever calls between
-        // the deadline and the question who is missing is there when it answers.
+        // A call that hangs is the fault of no rank that can be named; calls that differ are named together. A member that calls
+        // between the deadline and the question about missing members counts as present when it answers.
         let is_nameless = matches!(self.limits.fault, Fault::Hang | Fault::Diverge) || self.has_come_late;
         ensure(is_nameless || !blamed.is_empty(), || format!("nobody is blamed: {}", context()))?;
         let is_loss = matches!(error, Error::PeerLost { .. }) || said.contains("lost rank");
@@ -242,7 +243,7 @@ impl SmallGroup {
         Ok(())
     }
 
-    /// GPUs do every call that all members have come to.
+    /// The GPUs execute every call that all members have entered.
     fn compute(&mut self) {
         if matches!(self.limits.fault, Fault::Hang) {
             return;
@@ -251,7 +252,7 @@ impl SmallGroup {
             let is_ready = |position: usize| {
                 let number = self.nodes[position].done;
                 let is_there = |other: &Node| {
-                    // The kernels of a member that is gone go with it, unless they were done.
+                    // The kernels of a lost member end with it, unless they were done.
                     let runs = other.failure.is_none() && other.life != Life::Dead;
                     other.done > number || other.called.len() > number && runs
                 };
@@ -270,26 +271,26 @@ impl SmallGroup {
         }
     }
 
-    /// Whether a member is still in the game.
+    /// Returns true if a member still takes part.
     fn plays(&self, position: usize) -> bool {
         let node = &self.nodes[position];
         matches!(node.life, Life::Lives | Life::Leaves) && node.failure.is_none()
     }
 
-    /// Whether a member waits for the others.
+    /// Returns true if a member waits for the others.
     fn waits(&self, position: usize) -> bool {
         let node = &self.nodes[position];
         self.plays(position) && (node.known < node.called.len() || node.core.is_asking())
     }
 
-    /// Whether a message has to be delivered before time passes.
+    /// Returns true if a message has to be delivered before time passes.
     fn is_due(&self, from: usize, to: usize) -> bool {
         let oldest = self.links[from * self.limits.members + to].front();
         let is_open = matches!(self.nodes[to].life, Life::Lives | Life::Leaves);
         is_open && oldest.is_some_and(|(sent, _)| !self.limits.is_slow || *sent < self.time)
     }
 
-    /// Nobody waits past the deadline and the time for answers.
+    /// Checks that no member waits past the deadline and the time for answers.
     fn in_time(&self) -> Result<(), String> {
         for position in (0..self.limits.members).filter(|position| self.waits(*position)) {
             let node = &self.nodes[position];
@@ -305,7 +306,7 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why()) }
 }
 
-/// The ranks that another member's reason blames.
+/// Returns the ranks that another member's reason blames.
 fn named(reason: &str) -> Vec<Rank> {
     let numbers = |text: &str| -> Vec<Rank> {
         let words = text.split(|c: char| !c.is_ascii_digit()).filter(|word| !word.is_empty());
@@ -333,7 +334,7 @@ impl World for SmallGroup {
             node.failure.is_some().hash(identity);
         }
         for link in &self.links {
-            // The time of sending matters only as far as it forces a delivery.
+            // The time of sending matters only if it forces a delivery.
             link.front().map(|(sent, _)| *sent).hash(identity);
             identify_by_debug(&link.iter().map(|(_, event)| event).collect::<Vec<_>>(), identity);
         }
@@ -410,7 +411,7 @@ impl World for SmallGroup {
                 node.has_looked = true;
                 let reached = [node.done - node.known, 0];
                 node.known = node.done;
-                // Whoever has not come to a call whose deadline has passed is late.
+                // A member that has not entered a call whose deadline has passed is late.
                 if node.called.get(node.known).is_some_and(|deadline| *deadline <= now) {
                     let number = node.known;
                     let late =

@@ -1,10 +1,11 @@
-//! Which members' processes respond. A watchdog answers while its rank computes, not while its process is stopped.
+//! Detects members whose processes do not respond. A watchdog answers while its rank computes, but not while its process is
+//! stopped.
 
 use std::time::{Duration, Instant};
 
-/// How long a rank waits in a call before it asks, and how often it asks from then on.
+/// Time that a rank waits in a call before it asks, and interval at which it asks from then on.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// A member that has said nothing for this long since it was first asked is unresponsive.
+/// Silence since the first question after which a member is unresponsive.
 const SILENT_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -15,7 +16,7 @@ struct Member {
     has_left: bool,
 }
 
-/// When each member was last heard from.
+/// Time of the last message of each member.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Heartbeats {
@@ -23,12 +24,12 @@ pub(super) struct Heartbeats {
     members: Vec<Option<Member>>,
 }
 
-/// What there is to do or to say.
+/// The resulting actions and reports.
 #[derive(Default, Debug)]
 pub(super) struct Beat {
-    /// Ask all members.
+    /// True if all members are to be asked.
     pub(super) ask: bool,
-    /// A member has stopped responding.
+    /// Members that have stopped responding.
     pub(super) fell_silent: Vec<usize>,
 }
 
@@ -37,19 +38,19 @@ impl Heartbeats {
         Self { asked: None, members: (0..members).map(|_| None).collect() }
     }
 
-    /// A member has said something. `true` if it had been silent.
+    /// Notes a message of a member. Returns `true` if it had been silent.
     pub(super) fn heard(&mut self, position: usize, now: Instant) -> bool {
         let Some(member) = &mut self.members[position] else { return false };
         member.heard = now;
         std::mem::take(&mut member.is_silent)
     }
 
-    /// A member answers no more, as it has left.
+    /// Notes that a member answers no more, as it has left.
     pub(super) fn left(&mut self, position: usize, now: Instant) {
         self.members[position] = Some(Member { heard: now, is_silent: false, has_left: true });
     }
 
-    /// Looks, while this rank waits for others since some time; `None` if it does not.
+    /// Checks the members while this rank waits for others; returns `None` if it does not wait.
     pub(super) fn look(
         &mut self,
         others: impl Iterator<Item = usize>,
@@ -82,7 +83,7 @@ impl Heartbeats {
         Beat { ask, fell_silent }
     }
 
-    /// Whether a member is unresponsive.
+    /// Returns true if a member is unresponsive.
     pub(super) fn is_silent(&self, position: usize) -> bool {
         self.members[position].as_ref().is_some_and(|member| member.is_silent)
     }

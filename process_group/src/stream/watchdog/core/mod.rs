@@ -1,8 +1,8 @@
-//! What a watchdog decides. Pure: events and the time in, actions out; no socket, clock, thread or GPU.
+//! The decisions of a watchdog. Pure: events and the time in, actions out; no socket, clock, thread or GPU.
 //!
-//! A core watches one rank's end of a group. It learns what the rank calls, what the other members' watchdogs say, and how
-//! far the GPU has come, and gives the group up when it cannot go on: a member is lost or has left without its part, calls
-//! differ, a deadline has passed, or the library reports an error.
+//! A core watches one rank's end of a group. It receives the calls of the rank, the messages of the other members' watchdogs, and
+//! the progress of the GPU. It gives the group up when the group cannot continue: a member is lost or has left without its part,
+//! calls differ, a deadline has passed, or the library reports an error.
 
 #[cfg(test)]
 mod every_run;
@@ -29,43 +29,44 @@ use crate::types::operation::CallFingerprint;
 use crate::types::rank::{self, Rank};
 use heartbeats::Heartbeats;
 
-/// How long to wait for the other members' progress at a deadline.
+/// Timeout for the other members' progress at a deadline.
 const ANSWERS: Duration = Duration::from_millis(500);
-/// How long a message that nobody receives may be pending: a library buffers short ones, behind what was enqueued before.
+/// Time for which a message that no rank receives may be pending: a library buffers short ones, after work that was enqueued
+/// earlier.
 const BUFFERED: Duration = Duration::from_secs(1);
-/// How long the GPU may go without an answer until what is known of it counts as out of date.
+/// Time without an answer of the GPU after which the knowledge of it counts as out of date.
 const OUTDATED: Duration = Duration::from_millis(200);
-/// How long to wait for the verdict of a member that has made more calls: it may find one that differs, which says more.
+/// Timeout for the verdict of a member that has made more calls: it may find one that differs, which is more informative.
 const REBUTTAL: Duration = Duration::from_millis(200);
 
-/// Who is in a group.
+/// The members of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMembers {
     /// Name of the group.
     pub(crate) group: String,
-    /// In group order.
+    /// The members, in group order.
     pub(crate) all: Vec<Member>,
     /// This rank's position.
     pub(crate) position: usize,
 }
 
 impl GroupMembers {
-    /// Global rank of the member at a position.
+    /// Returns the global rank of the member at a position.
     pub(crate) fn rank(&self, position: usize) -> Rank {
         self.all[position].rank
     }
 
-    /// Positions of all other members.
+    /// Returns the positions of all other members.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.position;
         (0..self.all.len()).filter(move |position| *position != me)
     }
 }
 
-/// A call as its caller's thread reports it, just before it is handed to the library.
+/// A call as its caller's thread reports it, just before the library gets it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Called {
-    /// Which of the group's streams it is enqueued on.
+    /// Index of the group's stream on which it is enqueued.
     pub(crate) stream: usize,
     /// Number of the caller's entry into the library.
     pub(crate) entry: u64,
@@ -74,15 +75,15 @@ pub(crate) struct Called {
     pub(crate) sequence: u64,
     pub(crate) at: Instant,
     pub(crate) deadline: Instant,
-    /// Whether it goes into a graph: then it counts at each launch.
+    /// True if it goes into a graph: then it counts at each launch.
     pub(crate) is_captured: bool,
 }
 
-/// What the thread that makes calls reports and asks.
+/// An event that the calling thread reports or requests.
 #[derive(Clone, Debug)]
 pub(crate) enum CallerEvent {
     Called(Called),
-    /// A group of calls begins, with this entry into the library. It waits for nobody until it ends.
+    /// A group of calls begins, with this entry into the library. It waits for no rank until it ends.
     GroupStarted {
         entry: u64,
         at: Instant,
@@ -92,7 +93,7 @@ pub(crate) enum CallerEvent {
         call: CallFingerprint,
         is_captured: bool,
     },
-    /// The group of calls is handed to the library, to be done by the deadline.
+    /// The group of calls goes to the library, to be done by the deadline.
     GroupEnded {
         deadline: Instant,
         is_captured: bool,
@@ -104,7 +105,7 @@ pub(crate) enum CallerEvent {
         deadline: Instant,
         calls: Arc<GraphCalls>,
     },
-    /// It has been launched.
+    /// The graph has been launched.
     Launched,
     /// All streams are idle.
     Idle,
@@ -114,9 +115,9 @@ pub(crate) enum CallerEvent {
     VerifyCalls {
         deadline: Instant,
     },
-    /// Give the group up.
+    /// Give up the group.
     Abort(Error),
-    /// A wait has come to its deadline: find out who is missing, which can only be `peer` if there is one, and give up.
+    /// A wait has reached its deadline: identify the missing rank, which can only be `peer` if there is one, and give up.
     Expire {
         what: String,
         waited: Duration,
@@ -124,33 +125,33 @@ pub(crate) enum CallerEvent {
     },
 }
 
-/// What a watchdog sees when it looks.
+/// The result of a watchdog's look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observation {
-    /// Whether the GPU has answered. It does not while the caller is blocked in a copy: the driver's queries wait then.
+    /// True if the GPU has answered. It does not while the caller is blocked in a copy: the driver's queries wait then.
     pub(crate) has_answered: bool,
-    /// Number of the newest entry into the library that has come out.
+    /// Number of the newest entry into the library that has returned.
     pub(crate) exits: u64,
-    /// By stream: how many more marks have been reached.
+    /// Number of newly reached marks of each stream.
     pub(crate) reached: [usize; 2],
     /// An error that the library or the GPU reports.
     pub(crate) error: Option<Error>,
 }
 
-/// What is to be done.
+/// An action of the watchdog.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     /// Send a message to the member at this position.
     Send(usize, ControlMessage),
     /// Send a message to all others.
     Broadcast(ControlMessage),
-    /// The group has failed: callers return with this, and what runs on the GPU is aborted.
+    /// The group has failed: callers return with this error, and work on the GPU is aborted.
     Fail(Error),
-    /// Place a mark on the first stream, behind this many calls, from a thread that the GPU may hold up.
+    /// Place a mark on the first stream, after this many calls, from a thread that the GPU may block.
     PlaceMark(u64),
     /// The calls of all members have been compared as far as possible.
     Verified(Result<Unverified>),
-    /// Say that the member at this position has stopped responding while this rank waits, or that it responds again.
+    /// Report that the member at this position has stopped responding while this rank waits, or that it responds again.
     Unresponsive(usize, bool),
 }
 
@@ -171,7 +172,7 @@ struct Entry {
 #[cfg_attr(test, derive(Clone))]
 enum Phase {
     Watching,
-    /// Waits for the members' progress, to find out who has not come to collective `sequence`.
+    /// Waits for the members' progress, to identify those that have not entered collective `sequence`.
     Asking {
         sequence: u64,
         until: Instant,
@@ -180,7 +181,7 @@ enum Phase {
     Failed,
 }
 
-/// Whose deadline has passed.
+/// The object whose deadline has passed.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 enum Expired {
@@ -191,7 +192,7 @@ enum Expired {
 #[derive(Clone, Copy, Debug)]
 struct Verification {
     deadline: Instant,
-    /// Since when a member is known to have made more calls.
+    /// Time since when a member is known to have made more calls.
     more_since: Option<Instant>,
 }
 
@@ -207,11 +208,11 @@ pub(crate) struct Core {
     pending: [PendingCalls; 2],
     entry: Option<Entry>,
     exits: u64,
-    /// When the GPU last answered.
+    /// Time of the last answer of the GPU.
     answered: Option<Instant>,
-    /// A graph that is being launched.
+    /// The graph that is being launched.
     launching: Option<Arc<GraphCalls>>,
-    /// How many collectives each member says it has called.
+    /// Number of collectives that each member has reported.
     progress: Vec<Option<u64>>,
     is_leaving: bool,
     has_announced_exit: bool,
@@ -241,9 +242,9 @@ impl Core {
         }
     }
 
-    // ---- what the caller's thread reports -----------------------------------------------------------------------------
+    // ---- events of the caller's thread --------------------------------------------------------------------------------
 
-    /// Takes an event of the caller's thread.
+    /// Processes an event of the caller's thread.
     pub(crate) fn caller(&mut self, now: Instant, event: CallerEvent, out: &mut Vec<Action>) {
         match event {
             CallerEvent::Called(called) => self.called(called),
@@ -272,7 +273,7 @@ impl Core {
                 let sequence = self.log.head().sequence;
                 self.expire(now, what, waited, sequence, peer, out);
             }
-            // The group is being given up already.
+            // The group is already being given up.
             CallerEvent::Abort(_) | CallerEvent::Expire { .. } => {}
         }
     }
@@ -327,33 +328,33 @@ impl Core {
         self.push_several(entry.peers, entry.since, entry.deadline.unwrap_or(entry.since));
     }
 
-    /// Several calls, which are waited for as one.
+    /// Adds several calls, which are waited for as one.
     fn push_several(&mut self, peers: PeerSet, enqueued: Instant, deadline: Instant) {
         let sequence = self.log.head().sequence;
         let pending = PendingCall { call: None, sequence, collectives: sequence, peers, enqueued, deadline };
         self.pending[0].push(pending);
     }
 
-    /// A mark stands behind all calls so far of a stream. `false` if nothing is to be marked.
+    /// Notes a mark after all calls so far of a stream. Returns `false` if there is nothing to mark.
     pub(crate) fn marked(&mut self, stream: usize) -> bool {
         self.pending[stream].mark()
     }
 
-    /// The mark of [`Action::PlaceMark`] stands. `false` if it is not needed any more.
+    /// Notes that the mark of [`Action::PlaceMark`] has been placed. Returns `false` if it is not needed any more.
     pub(crate) fn marked_late(&mut self, calls: u64, now: Instant) -> bool {
         self.pending[0].mark_late(calls, now)
     }
 
-    /// The mark of [`Action::PlaceMark`] could not be placed.
+    /// Notes that the mark of [`Action::PlaceMark`] could not be placed.
     pub(crate) fn mark_failed(&mut self) {
         self.pending[0].mark_failed();
     }
 
-    // ---- what the other members say -----------------------------------------------------------------------------------
+    // ---- events of the other members ----------------------------------------------------------------------------------
 
-    /// Takes what has come from other members since the last time, with their positions.
+    /// Processes the new events of other members, with their positions.
     pub(crate) fn peers(&mut self, now: Instant, events: Vec<(usize, PeerEvent)>, out: &mut Vec<Action>) {
-        // All of it first: what is done about one message may need what another one says.
+        // All events are stored first: the reaction to one message may need the content of another.
         for (position, event) in &events {
             let PeerEvent::Message(message) = event else { continue };
             match message {
@@ -406,19 +407,19 @@ impl Core {
                 }
                 self.detector.calls(position, first, &calls);
             }
-            // Taken before, or of no use any more.
+            // Processed before, or useless by now.
             _ => {}
         }
     }
 
-    // ---- what the watchdog sees ---------------------------------------------------------------------------------------
+    // ---- observations of the watchdog ---------------------------------------------------------------------------------
 
-    /// Whether the caller was inside the library when the last observation was made.
+    /// Returns true if the caller was inside the library at the last observation.
     pub(crate) fn is_inside(&self, exits: u64) -> bool {
         self.entry.is_some_and(|entry| entry.number > exits)
     }
 
-    /// Takes an observation, and looks at everything that nobody reports.
+    /// Processes an observation, and checks all conditions that no event reports.
     pub(crate) fn observe(&mut self, now: Instant, seen: Observation, out: &mut Vec<Action>) {
         self.exits = self.exits.max(seen.exits);
         if seen.has_answered {
@@ -441,7 +442,7 @@ impl Core {
     }
 
     fn look(&mut self, now: Instant, error: Option<Error>, out: &mut Vec<Action>) {
-        // First: calls that differ, or a rank that has left, may be why the library fails.
+        // This comes first: calls that differ, or a rank that has left, may be the reason why the library fails.
         if self.compare(now, out) || self.misses_collective(out) || self.misses_message(now, out) {
             return;
         }
@@ -461,7 +462,7 @@ impl Core {
             let (what, waited) = (self.words(call, sequence), now.saturating_duration_since(enqueued));
             return self.expire(now, what, waited, collectives, call.as_ref().and_then(peer), out);
         }
-        // While the caller is inside the library, its call may not be enqueued yet: a mark would stand before it.
+        // While the caller is inside the library, its call may not be enqueued yet: a mark would be placed before it.
         if !self.is_inside(self.exits)
             && let Some(calls) = self.pending[0].wants_mark(now)
         {
@@ -469,7 +470,7 @@ impl Core {
         }
     }
 
-    /// Asks whether the members respond, while this rank waits for a call to end.
+    /// Asks the members to respond while this rank waits for a call to end.
     fn look_after_members(&mut self, now: Instant, out: &mut Vec<Action>) {
         let inside = self.entry.filter(|entry| entry.number > self.exits).map(|entry| entry.since);
         let pending = self.oldest().map(|pending| pending.enqueued);
@@ -481,18 +482,18 @@ impl Core {
         out.extend(beat.fell_silent.into_iter().map(|position| Action::Unresponsive(position, true)));
     }
 
-    /// How many collectives this rank has called.
+    /// Returns the number of collectives that this rank has called.
     pub(super) fn collectives(&self) -> u64 {
         self.log.head().sequence
     }
 
-    /// The pending call that must be done first.
+    /// Returns the pending call with the earliest deadline.
     pub(super) fn oldest(&self) -> Option<PendingCall> {
         self.pending.iter().filter_map(PendingCalls::oldest).min_by_key(|pending| pending.deadline)
     }
 
-    /// What this rank waits for when the deadline of its oldest pending call has passed: that call, or several up to the newest
-    /// if the GPU has not said for a while which of them are done.
+    /// Returns the calls that this rank waits for when the deadline of its oldest pending call has passed: that call, or several up
+    /// to the newest if the GPU has not reported for some time which of them are done.
     fn waited_for(&self, oldest: PendingCall, now: Instant) -> PendingCall {
         let is_old = |at: Instant| now.saturating_duration_since(at) >= OUTDATED;
         if !self.answered.is_some_and(is_old) || !self.entry.is_some_and(|entry| is_old(entry.since)) {
@@ -502,7 +503,7 @@ impl Core {
         newer.fold(oldest, PendingCall::merge)
     }
 
-    /// Compares the members' calls. `true` if some differ: then nothing else is looked at until it is known which.
+    /// Compares the members' calls. Returns `true` if some differ: then nothing else is checked until it is known which.
     fn compare(&mut self, now: Instant, out: &mut Vec<Action>) -> bool {
         for finding in self.detector.compare(&self.log, now) {
             match finding {
@@ -533,7 +534,7 @@ impl Core {
         self.give_up(error, out);
     }
 
-    /// Gives up if a member that makes no more calls has not made a collective that this rank has.
+    /// Gives up if a member that makes no more calls has not made a collective that this rank has made.
     fn misses_collective(&mut self, out: &mut Vec<Action>) -> bool {
         let made = self.log.head().sequence;
         let Some((position, last)) = self.detector.short_of(made) else { return false };
@@ -564,7 +565,7 @@ impl Core {
         true
     }
 
-    /// Says whether the calls of all members that make no more have been the same, once that is known.
+    /// Reports whether the calls of all members that make no more have been the same, once that is known.
     fn verify(&mut self, now: Instant, out: &mut Vec<Action>) {
         let Some(Verification { deadline, more_since }) = &mut self.verification else { return };
         let made = self.log.head().sequence;
@@ -593,8 +594,8 @@ impl Core {
 
     // ---- leaving ------------------------------------------------------------------------------------------------------
 
-    /// Tells the others which collectives of this rank they may not have compared, how many there are, which messages there
-    /// have been with each of them, and that there will be no more. Does so once.
+    /// Tells the other members which collectives of this rank they may not have compared, their number, the messages exchanged with
+    /// each of them, and that no more will follow. Does so once.
     pub(crate) fn announce_exit(&mut self, out: &mut Vec<Action>) {
         if std::mem::replace(&mut self.has_announced_exit, true) {
             return;
@@ -613,7 +614,7 @@ impl Core {
         matches!(self.phase, Phase::Watching)
     }
 
-    /// Whether it waits for answers at a deadline.
+    /// Returns true if it waits for answers at a deadline.
     pub(crate) fn is_asking(&self) -> bool {
         matches!(self.phase, Phase::Asking { .. })
     }
@@ -623,10 +624,10 @@ impl Core {
         out.push(Action::Fail(error));
     }
 
-    /// Fails with an error that the others must hear of.
+    /// Fails with an error that the other members must learn of.
     fn give_up(&mut self, error: Error, out: &mut Vec<Action>) {
         if self.is_watching() {
-            // First: a member at its deadline asks who has come, and this rank answers no more.
+            // This comes first: a member at its deadline asks for the progress of all, and this rank answers no more.
             self.tell_progress(out);
             out.push(Action::Broadcast(ControlMessage::Aborted(error.to_string())));
             self.fail(error, out);
@@ -645,7 +646,7 @@ impl Core {
         self.give_up(error, out);
     }
 
-    /// This rank's own call has come to its deadline.
+    /// Handles the deadline of this rank's own call.
     fn expire(
         &mut self,
         now: Instant,
@@ -656,7 +657,7 @@ impl Core {
         out: &mut Vec<Action>,
     ) {
         let reason = format!("{what} timed out after {waited:.1?}");
-        // First: the sequence that has expired may be one that this rank is long past.
+        // This comes first: this rank may be long past the sequence that has expired.
         self.tell_progress(out);
         out.push(Action::Broadcast(ControlMessage::Expired(sequence, reason)));
         match peer {
@@ -668,26 +669,27 @@ impl Core {
         }
     }
 
-    /// Tells the others how many collectives this rank has called.
+    /// Tells the other members how many collectives this rank has called.
     fn tell_progress(&mut self, out: &mut Vec<Action>) {
         let mine = self.log.head().sequence;
         self.progress[self.members.position] = Some(mine);
         out.push(Action::Broadcast(ControlMessage::Progress(mine)));
     }
 
-    /// Waits until the others say how far they are.
+    /// Waits until the other members report their progress.
     fn ask(&mut self, now: Instant, sequence: u64, expired: Expired) {
         self.phase = Phase::Asking { sequence, until: now + ANSWERS, expired };
     }
 
-    /// Names those that have not come to the collective whose deadline has passed, once all have answered, or nobody will.
+    /// Names the members that have not entered the collective whose deadline has passed, once all have answered, or no more answers
+    /// will come.
     fn conclude_if_known(&mut self, now: Instant, out: &mut Vec<Action>) {
         let Phase::Asking { sequence, until, .. } = &self.phase else { return };
         if self.progress.iter().any(Option::is_none) && now < *until {
             return;
         }
         let sequence = *sequence;
-        // Those with the fewest calls: the others may wait for them in a call before this one.
+        // Those with the fewest calls: the others may wait for them in an earlier call.
         let fewest = self.progress.iter().flatten().min().copied();
         let is_missing = |progress: &Option<u64>| {
             progress.is_none_or(|progress| progress < sequence && Some(progress) == fewest)
@@ -713,7 +715,7 @@ impl Core {
         self.fail(error, out);
     }
 
-    /// The member without heartbeats that explains why these are missing, if there is one.
+    /// Returns the member without heartbeats that explains why these are missing, if there is one.
     fn unresponsive(&self, missing: &[Rank]) -> Option<&Member> {
         let silent = self.members.others().filter(|position| self.heartbeats.is_silent(*position));
         let rank = blame::unresponsive(silent.map(|position| self.members.rank(position)), missing)?;
@@ -729,7 +731,7 @@ impl Core {
         }
     }
 
-    /// What the caller is in, or else what it has enqueued and waits for.
+    /// Returns the current operation of the caller, or else the enqueued one that it waits for.
     fn during(&self) -> String {
         let inside = self.entry.filter(|entry| entry.number > self.exits).map(|entry| entry.call);
         let pending = inside.or_else(|| self.oldest().map(|pending| pending.call));

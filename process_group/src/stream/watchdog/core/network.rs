@@ -1,5 +1,5 @@
-//! A group of watchdog cores on virtual time: links with delays, GPUs that do calls when all members have enqueued them,
-//! and faults as verbs. One seed decides everything that is left open.
+//! A group of watchdog cores in virtual time: links with delays, GPUs that execute calls when all members have enqueued them, and
+//! methods that inject faults. One seed decides everything that is unspecified.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use crate::types::dtype::DType;
 use crate::types::operation::{Operation, ReduceOp};
 use crate::types::rank::LocalRank;
 
-/// How often a driver looks.
+/// Interval at which a driver looks.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
-/// How long the others have to hear of a failure before calls are aborted.
+/// Time for the other members to learn of a failure before calls are aborted.
 const HEARD: Duration = Duration::from_millis(20);
 
-/// A call that a GPU has been given.
+/// A call in the queue of a GPU.
 #[derive(Debug)]
 struct Enqueued {
     call: CallFingerprint,
     /// Its number among the member's collectives, or among its messages with the peer in this direction.
     number: u64,
     at: Instant,
-    /// How long it takes once all its members have come to it.
+    /// Its duration once all its members have entered it.
     takes: Duration,
     is_done: bool,
 }
@@ -38,31 +38,31 @@ struct Enqueued {
 pub(super) struct Node {
     core: Core,
     is_alive: bool,
-    /// Its process is stopped: nothing but its GPU goes on.
+    /// Its process is stopped: only its GPU continues.
     is_stopped: bool,
     /// It has been told to leave, and says goodbye when its calls are done.
     is_leaving: bool,
     has_left: bool,
-    /// Its calls have been aborted, when its group failed.
+    /// Time at which its calls were aborted, after its group failed.
     aborted_at: Option<Instant>,
     pub(super) failure: Option<(Instant, Error)>,
     pub(super) verified: Option<Result<Vec<Rank>>>,
-    /// When it said that a member stopped responding, or responds again.
+    /// Times at which it reported that a member stopped responding, or responds again.
     pub(super) told: Vec<(Instant, usize, bool)>,
     next_look: Instant,
     gpu: Vec<Enqueued>,
     collectives: u64,
     messages: BTreeMap<(usize, bool), u64>,
-    /// Marks that have not been reached, each behind so many calls.
+    /// Marks that have not been reached, each with the number of calls before it.
     marks: VecDeque<usize>,
-    /// When a late mark will stand, and behind how many calls of the core.
+    /// Time at which a late mark will be placed, and the number of calls of the core before it.
     late_mark: Option<(Instant, u64)>,
     entries: u64,
     exits: u64,
     error: Option<Error>,
     /// The driver does not answer.
     is_held_up: bool,
-    /// What came while it was stopped.
+    /// Events that arrived while it was stopped.
     unread: Vec<(usize, PeerEvent)>,
 }
 
@@ -72,7 +72,7 @@ impl Node {
     }
 }
 
-/// Something on its way over a link.
+/// An event in transit on a link.
 struct InFlight {
     at: Instant,
     from: usize,
@@ -86,18 +86,18 @@ pub(super) struct Network {
     pub(super) nodes: Vec<Node>,
     pub(super) rng: StdRng,
     wire: Vec<InFlight>,
-    /// Links that are cut.
+    /// Broken links.
     cut: Vec<(usize, usize)>,
     /// Deadline of each call.
     pub(super) timeout: Duration,
-    /// Whether collectives that differ wait for each other, or end with wrong values.
+    /// True if collectives that differ wait for each other; false if they end with wrong values.
     pub(super) divergent_calls_hang: bool,
-    /// Collectives from this number on never end, though all members have come.
+    /// Collectives from this number on never end, although all members have entered them.
     pub(super) hangs_from: Option<u64>,
     pub(super) actions: u64,
 }
 
-/// An all-reduce of so many elements.
+/// Returns an all-reduce of this number of elements.
 pub(super) fn all_reduce(count: usize) -> CallFingerprint {
     CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
 }
@@ -110,7 +110,7 @@ pub(super) fn recv(from: u32, count: usize) -> CallFingerprint {
     CallFingerprint { operation: Operation::Recv { from: Rank(from) }, dtype: DType::F32, count }
 }
 
-/// Global rank of a member: not its position, so that a mix-up shows.
+/// Returns the global rank of a member: not its position, so that a confusion of the two is detected.
 pub(super) fn rank(position: usize) -> Rank {
     Rank(10 + position as u32)
 }
@@ -171,15 +171,15 @@ impl Network {
         }
     }
 
-    // ---- what callers do ----------------------------------------------------------------------------------------------
+    // ---- actions of callers -------------------------------------------------------------------------------------------
 
-    /// Whether the member's caller can still do something.
+    /// Returns true if the member's caller can still act.
     pub(super) fn is_up(&self, member: usize) -> bool {
         let node = &self.nodes[member];
         node.is_alive && !node.is_stopped && !node.is_leaving && node.failure.is_none()
     }
 
-    /// A member enqueues a call, and comes out of the library at once.
+    /// A member enqueues a call, and returns from the library at once.
     pub(super) fn call(&mut self, member: usize, call: CallFingerprint) {
         if !self.is_up(member) {
             return;
@@ -192,7 +192,7 @@ impl Network {
         }
     }
 
-    /// From now on the member's driver does not say what the GPU has done.
+    /// From now on the member's driver does not report the progress of the GPU.
     pub(super) fn hold_up(&mut self, member: usize) {
         self.nodes[member].is_held_up = true;
     }
@@ -203,7 +203,7 @@ impl Network {
         }
     }
 
-    /// A member goes into the library with a call, and stays there.
+    /// A member enters the library with a call, and stays there.
     pub(super) fn enter(&mut self, member: usize, call: CallFingerprint) {
         let (now, deadline) = (self.now, self.now + self.timeout);
         let node = &mut self.nodes[member];
@@ -300,7 +300,7 @@ impl Network {
         }
     }
 
-    /// A member's process is stopped. Its GPU goes on with what it has.
+    /// A member's process is stopped. Its GPU continues with its queue.
     pub(super) fn stop(&mut self, member: usize) {
         self.nodes[member].is_stopped = true;
     }
@@ -313,7 +313,7 @@ impl Network {
         self.hear(member, unread);
     }
 
-    /// A member leaves in good order: behind its calls, unless it waits for others for ever.
+    /// A member leaves in good order: after its calls, unless it waits for others forever.
     pub(super) fn leave(&mut self, member: usize) {
         self.nodes[member].is_leaving = true;
         self.report(member, CallerEvent::Leaving);
@@ -326,7 +326,7 @@ impl Network {
 
     // ---- time ---------------------------------------------------------------------------------------------------------
 
-    /// Lets so much time pass.
+    /// Lets this amount of time pass.
     pub(super) fn run_for(&mut self, time: Duration) {
         let until = self.now + time;
         loop {
@@ -346,7 +346,7 @@ impl Network {
         self.now = until;
     }
 
-    /// What arrives now: all of it for a member in one batch, as a driver reads it.
+    /// Delivers the events that arrive now: all events for a member in one batch, as a driver reads them.
     fn deliver(&mut self) {
         let (now, nodes) = (self.now, self.nodes.len());
         let mut batches: Vec<Vec<(usize, PeerEvent)>> = (0..nodes).map(|_| Vec::new()).collect();
@@ -440,7 +440,7 @@ impl Network {
         }
     }
 
-    /// Puts something on a link. What is put first arrives first.
+    /// Puts an event on a link. Events arrive in the order of their sending.
     fn put(&mut self, from: usize, to: usize, event: PeerEvent) {
         if self.cut.contains(&(from, to)) {
             return;
@@ -453,7 +453,7 @@ impl Network {
 
     // ---- GPUs ---------------------------------------------------------------------------------------------------------
 
-    /// Does every call whose members have all come to it.
+    /// Executes every call that all its members have entered.
     fn compute(&mut self) {
         loop {
             let ready: Vec<(usize, usize)> = (0..self.nodes.len())
@@ -490,7 +490,7 @@ impl Network {
         }
     }
 
-    /// Whether the other member's GPU has come to the counterpart of a call, and that has taken its time.
+    /// Returns true if the other member's GPU has reached the counterpart of a call, and the call's duration has passed.
     fn meets(
         &self,
         mine: &Enqueued,
@@ -510,9 +510,9 @@ impl Network {
         } else {
             theirs.call.count != mine.call.count
         };
-        // What stands in front of it on the other GPU comes first.
+        // Earlier work on the other GPU comes first.
         let is_front = node.gpu[..index].iter().all(|enqueued| enqueued.is_done);
-        // The kernels of a member that is gone go with it, unless they were done.
+        // The kernels of a lost member end with it, unless they were done.
         let is_there = theirs.is_done || node.is_alive && node.aborted_at.is_none_or(|at| at > self.now);
         let begins = theirs.at.max(mine.at);
         is_there && !waits && is_front && begins + mine.takes.max(theirs.takes) <= self.now

@@ -9,7 +9,7 @@ use super::*;
 use crate::types::history::REMEMBERED;
 use crate::types::operation::{Operation, ReduceOp};
 
-/// The longest that a message is on its way, and some.
+/// More than the maximum time of a message in transit.
 const DELAY: Duration = Duration::from_millis(3);
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -33,7 +33,7 @@ fn nobody_fails(net: &Network) {
     }
 }
 
-/// Whether an error names this member as the one that is lost, itself or through another that gave up for it.
+/// Returns true if an error names this member as lost, itself or through another member that gave up because of it.
 fn names_lost(error: &Error, member: usize) -> bool {
     match error {
         Error::PeerLost { rank: named, .. } => *named == rank(member),
@@ -42,7 +42,7 @@ fn names_lost(error: &Error, member: usize) -> bool {
     }
 }
 
-/// The same of a member whose process does not respond.
+/// Returns the same for a member whose process does not respond.
 fn names_unresponsive(error: &Error, member: usize) -> bool {
     match error {
         Error::PeerUnresponsive { rank: named, pid, .. } => {
@@ -73,7 +73,7 @@ fn a_member_that_dies_is_named_at_once_by_all_others() {
         assert!(failed_after(&net, member, died) <= DELAY, "by the link, not by a look");
     }
     let Error::PeerLost { host, pid, during, .. } = failure(&net, 0) else {
-        // Another member's word came first.
+        // Another member's message came first.
         return;
     };
     assert_eq!((host.as_str(), *pid, during.as_str()), ("host-3", 1003, "all_reduce(sum) of 9 f32"));
@@ -141,7 +141,7 @@ fn a_member_that_gives_up_without_having_called_is_missing_at_a_deadline() {
     for member in [0, 1] {
         net.call(member, all_reduce(8));
     }
-    // It gives up before it hears that the others ask.
+    // It gives up before it learns that the others ask.
     net.stop(2);
     net.run_for(net.timeout + LOOK);
     net.report(2, CallerEvent::Abort(Error::Transport("out of memory".into())));
@@ -160,7 +160,7 @@ fn a_member_whose_process_is_stopped_is_unresponsive_and_one_that_computes_is_no
         for member in [0, 2] {
             net.call(member, all_reduce(8));
         }
-        // One is stopped, the other computes.
+        // One member is stopped, the other computes.
         net.stop(1);
         let stopped = net.now;
         net.run_for(5 * SECOND);
@@ -214,7 +214,7 @@ fn a_caller_blocked_in_a_copy_blames_those_with_the_fewest_calls() {
     let mut net = Network::new(4, 12);
     net.all_call(all_reduce(8));
     net.run_for(ms(50));
-    // One is stuck; another waits for it a call earlier than the two that are blocked in copies.
+    // One member is stuck; another waits for it in an earlier call than the two that are blocked in copies.
     net.hold_up(0);
     net.hold_up(1);
     for (member, calls) in [(0, 3), (1, 3), (2, 2), (3, 1)] {
@@ -248,7 +248,7 @@ fn an_error_of_the_library_ends_the_group_unless_a_better_reason_is_known() {
     net.run_for(2 * LOOK);
     assert!(failure(&net, 0).to_string().contains("internal error"));
     assert!(failure(&net, 1).to_string().contains("rank 10 aborted: transport: internal error"));
-    // A rank that has left without its part is why the library fails.
+    // The library fails because a rank has left without its part.
     let mut net = Network::new(2, 8);
     net.leave(1);
     net.run_for(2 * LOOK);
@@ -284,7 +284,7 @@ fn the_newest_calls_get_a_mark_when_nothing_follows_them() {
         net.nodes[0].core_mut().observe(later, seen, &mut actions);
         actions
     };
-    // The call may not be enqueued before its caller has come out.
+    // The call may not be enqueued before its caller has returned.
     let actions = look(0);
     assert!(matches!(actions[..], [Action::Broadcast(_)]), "{actions:?}");
     let actions = look(1);
@@ -331,7 +331,7 @@ fn a_graph_is_watched_and_counts_as_the_same_calls_made_singly() {
     }
     net.run_for(SECOND);
     nobody_fails(&net);
-    // A rank that does not come to a graph's calls is missing.
+    // A rank that does not make a graph's calls is missing.
     net.launch(0, &calls);
     net.run_for(net.timeout + SECOND);
     assert!(failure(&net, 0).to_string().ends_with("rank 11 is not there"), "{}", failure(&net, 0));
@@ -383,7 +383,7 @@ fn a_member_that_has_left_is_held_to_the_calls_it_made() {
     net.divergent_calls_hang = false;
     net.call(1, send(0, 8));
     net.run_for(LOOK);
-    // It leaves behind a call that differs from what the other makes much later.
+    // It leaves after a call that differs from a much later call of the other.
     let event = |call| {
         CallerEvent::Called(Called {
             stream: 0,
@@ -482,7 +482,7 @@ fn a_message_of_another_length_is_named_when_its_sender_has_left() {
 #[test]
 fn a_member_that_has_left_is_not_missed_by_messages_between_others() {
     let mut net = Network::new(3, 21);
-    // Nobody receives it: there is something to miss, for a rank that waited for member 2.
+    // No rank receives it: a message is missing, for a rank that waited for member 2.
     net.call(0, send(2, 8));
     net.run_for(ms(50));
     net.leave(2);
@@ -521,7 +521,7 @@ fn a_member_that_has_made_more_calls_is_named_by_the_others() {
     let mut net = Network::new(2, 23);
     net.all_call(all_reduce(8));
     net.run_for(ms(50));
-    // It waits for nobody.
+    // It waits for no rank.
     net.enter(1, all_reduce(0));
     net.report(1, CallerEvent::Idle);
     let deadline = net.now + 5 * SECOND;
@@ -530,7 +530,7 @@ fn a_member_that_has_made_more_calls_is_named_by_the_others() {
         net.report(member, CallerEvent::VerifyCalls { deadline });
     }
     net.run_for(SECOND);
-    // The one that has made more misses the other's call; the other hears of it, or finds it by itself.
+    // The member that has made more misses the other's call; the other is told of it, or finds it itself.
     assert!(
         failure(&net, 1).to_string().contains("it has left the group without call 2"),
         "{}",
@@ -579,7 +579,7 @@ fn a_divergence_that_nobody_remembers_is_told_after_half_a_second() {
 
 // ---- seeded runs ----------------------------------------------------------------------------------------------------
 
-/// What happens to the last member of a group, some time into a run.
+/// The fault of the last member of a group, some time into a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Nothing,
@@ -591,11 +591,11 @@ enum Fault {
     Stall,
     /// Its process is stopped beyond the deadline.
     Stop,
-    /// Its process is stopped, and goes on before the deadline.
+    /// Its process is stopped, and continues before the deadline.
     Pause,
     /// It makes another call than the others.
     Diverge,
-    /// It leaves before the others are done.
+    /// It leaves before the other members are done.
     Leave,
 }
 
@@ -629,7 +629,7 @@ fn in_every_seeded_run_the_fault_is_found_in_time_and_the_right_member_is_named(
     );
 }
 
-/// One run: members that make the same calls, each at its own pace, and a fault in the middle. Returns the actions taken.
+/// Runs members that make the same calls, each at its own pace, with a fault in the middle. Returns the number of actions.
 fn run(seed: u64) -> u64 {
     let mut net = Network::new(2, seed);
     let members = net.rng.random_range(2..6);
@@ -639,7 +639,7 @@ fn run(seed: u64) -> u64 {
     let calls = net.rng.random_range(5..120);
     let at = net.rng.random_range(1..calls);
     net.divergent_calls_hang = net.rng.random_bool(0.5);
-    // A pause is so short that nobody's deadline passes meanwhile.
+    // A pause is so short that no deadline passes in the meantime.
     net.timeout = if fault == Fault::Pause { 60 * SECOND } else { ms(net.rng.random_range(500..8000)) };
     let pace = Duration::from_micros(net.rng.random_range(1..20_000));
     let mut struck = net.now;
@@ -664,7 +664,7 @@ fn run(seed: u64) -> u64 {
     }
     if fault == Fault::Pause {
         net.resume(culprit);
-        // It makes up for the calls it missed.
+        // It makes the calls that it missed.
         for call in at..calls {
             make(&mut net, culprit, call, false);
         }
@@ -697,7 +697,7 @@ fn strike(net: &mut Network, fault: Fault, culprit: usize) {
     }
 }
 
-/// One step of the program that all members run: single calls, groups of calls and graphs, the same by number.
+/// Makes one step of the program that all members run: single calls, groups of calls and graphs, determined by the number.
 fn make(net: &mut Network, member: usize, call: usize, diverges: bool) {
     if diverges {
         let operation = Operation::AllReduce(ReduceOp::Max);
@@ -720,7 +720,7 @@ fn judge(net: &Network, fault: Fault, culprit: usize, (struck, at): (Instant, us
             check(member, error, failed.saturating_duration_since(struck));
         }
     };
-    // Nobody else is ever said not to respond.
+    // No other member is ever reported as unresponsive.
     for member in survivors() {
         for (_, told, _) in &net.nodes[member].told {
             let is_stopped = matches!(fault, Fault::Stop | Fault::Pause);
@@ -757,7 +757,7 @@ fn judge(net: &Network, fault: Fault, culprit: usize, (struck, at): (Instant, us
         }),
         Fault::Diverge => each(&|member, error, after| {
             let said = error.to_string();
-            // The first of the calls that differ has this number, or one before it if a graph or group came between.
+            // The first of the calls that differ has this number, or the previous one if a graph or group came between.
             let named =
                 said.contains("mismatched calls") && said.contains(&format!("rank {} calls", rank(culprit)));
             assert!(named && said.contains("all_reduce(max) of 8 f32"), "{context}: member {member}: {said}");

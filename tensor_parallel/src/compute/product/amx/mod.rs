@@ -11,11 +11,11 @@ pub(super) use self::product::{FEWEST_ROWS, GRANULE, Packed, multiply};
 pub(in crate::compute) use self::tiles::tests::Plain;
 pub(in crate::compute) use self::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack};
 
-/// Number of the tiles among the states that a process must ask for, and the call that asks (`ARCH_REQ_XCOMP_PERM`).
+/// Number of the tiles among the state components that a process must request, and the system call (`ARCH_REQ_XCOMP_PERM`).
 const TILE_DATA: usize = 18;
 const REQUEST: usize = 0x1023;
 
-/// Whether the processor has the tiles and the system lets this process use them.
+/// Returns true if the processor has tiles and the system allows this process to use them.
 pub(super) fn is_allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| has_tiles() && is_granted())

@@ -1,7 +1,7 @@
-//! Products of matrices by tiles.
+//! Matrix products with tiles.
 //!
-//! Weights are read from where they are stored. With many activation rows, a part of the depth of each strip of weights is copied
-//! first: rows that lie apart by a power of two would push each other out of the first-level cache before they are used again.
+//! Weights are read in place. With many activation rows, a part of the depth of each strip of weights is copied first: rows whose
+//! distance is a power of two would evict each other from the first-level cache before they are reused.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,40 +14,41 @@ use crate::compute::rows::vectorized;
 use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Activation rows from which tiles are used. One row takes 1.0 to 1.1 times as long with tiles as with dot products, two to four rows
-/// take 0.85 to 0.96 of the time.
+/// The minimum number of activation rows for tiles. One row takes 1.0 to 1.1 times as long with tiles as with dot products, two
+/// to four rows take 0.85 to 0.96 of the time.
 pub(in crate::compute::product) const FEWEST_ROWS: usize = 2;
-/// Activation rows from which weights are copied.
+/// The minimum number of activation rows for which weights are copied.
 const MANY_ROWS: usize = 256;
-/// Steps of [`DEPTH`] that are done at a time with many rows. A strip of weights then takes two thirds of the first-level cache.
+/// Number of steps of [`DEPTH`] in one part of the depth with many rows. A strip of weights then takes two thirds of the
+/// first-level cache.
 const STEPS: usize = 16;
-/// Activation rows that go by at a time, so that their part of the depth stays in the second-level cache with the sums.
+/// Number of activation rows in a group, so that their part of the depth stays in the second-level cache with the sums.
 const ROWS_TOGETHER: usize = 512;
-/// Columns that are multiplied at a time with many rows, so that their sums stay in the second-level cache.
+/// Number of columns that are multiplied together with many rows, so that their sums stay in the second-level cache.
 const MOST_COLUMNS: usize = 256;
-/// The number of columns that are multiplied at a time should be a multiple of this.
+/// The number of columns that are multiplied together should be a multiple of this.
 pub(in crate::compute::product) const GRANULE: usize = PAIR;
 
-/// Weight rows of a strip, and activation rows that it is multiplied by at a time, if there is more than one tile of them.
+/// Weight rows of a strip, and activation rows that it is multiplied by at a time, if they take more than one tile.
 const PAIR: usize = 2 * SIDE;
-/// Words of a tile.
+/// Words in a tile.
 const WORDS: usize = SIDE * SIDE;
-/// Sums of one call.
+/// Number of sums of one call.
 const SUMS: usize = PAIR * PAIR;
 
-/// Activations as columns of tiles.
+/// Activations packed as columns of tiles.
 pub(in crate::compute::product) struct Packed {
-    /// For each part of the depth, for each group of 16 rows, a tile for each step.
+    /// For each part of the depth and each group of 16 rows, a tile for each step.
     tiles: Array<u32>,
     rows: usize,
     groups: usize,
-    /// Steps in all, and in each part but the last.
+    /// Number of steps in total, and in each part but the last.
     steps: usize,
     part: usize,
 }
 
 impl Packed {
-    /// `x` is rows of `k`, a multiple of [`DEPTH`].
+    /// Packs `x`, which is rows of length `k`, a multiple of [`DEPTH`].
     pub(in crate::compute::product) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
         assert!(k > 0 && k.is_multiple_of(DEPTH) && x.len().is_multiple_of(k), "whole rows of whole tiles");
         let (rows, steps) = (x.len() / k, k / DEPTH);
@@ -71,19 +72,19 @@ impl Packed {
         Self { tiles, rows, groups, steps, part }
     }
 
-    /// How many columns of the product are worth doing at a time.
+    /// Returns the number of columns of the product that should be multiplied together.
     pub(in crate::compute::product) fn columns_together(&self) -> usize {
         if self.part < self.steps { MOST_COLUMNS } else { usize::MAX }
     }
 
-    /// The tiles of a group in the part of the depth that begins with step `first`.
+    /// Returns the tiles of a group in the part of the depth that begins with step `first`.
     fn group(&self, first: usize, group: usize) -> &[Tile] {
         let steps = self.part.min(self.steps - first);
         &self.tiles.as_chunks().0[first * self.groups + group * steps..][..steps]
     }
 }
 
-/// A block of a product: its rows and columns, and the sums, row by row at a distance.
+/// A block of a product: its rows and columns, and the sums, row by row with a stride.
 pub(in crate::compute::product) struct Block<'a> {
     pub(in crate::compute::product) rows: Range<usize>,
     pub(in crate::compute::product) columns: Range<usize>,
@@ -92,13 +93,13 @@ pub(in crate::compute::product) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// The sums of each row.
+    /// Iterates over the sums of each row.
     pub(in crate::compute::product) fn sums(&self) -> impl Iterator<Item = &[f32]> {
         self.sums.chunks(self.stride).take(self.rows.len()).map(|row| &row[..self.columns.len()])
     }
 }
 
-/// Calls `done` with every block of the product whose rows are those of `x` and whose columns are the rows of `w`.
+/// Calls `done` with every block of the product of the rows of `x` with the rows of `w`.
 pub(in crate::compute::product) fn multiply(x: &Packed, w: &[bf16], done: &mut impl FnMut(Block<'_>)) {
     multiply_by(&Tiles::new(), x, w, done);
 }
@@ -117,18 +118,18 @@ fn multiply_by(tiles: &impl TileProducts, x: &Packed, w: &[bf16], done: &mut imp
     });
 }
 
-/// Memory that a thread uses again.
+/// Scratch memory that a thread reuses.
 #[derive(Default)]
 struct Scratch {
     /// A strip of weights.
     weights: Array<bf16>,
     /// Sums of a tile, or blocks of [`SUMS`].
     sums: Array<f32>,
-    /// A block with rows and columns exchanged.
+    /// A transposed block.
     exchanged: Array<f32>,
 }
 
-/// With up to 16 activation rows: each tile of weights is used once.
+/// Multiplies up to 16 activation rows: each tile of weights is used once.
 fn by_ones(
     tiles: &impl TileProducts,
     x: &Packed,
@@ -154,7 +155,7 @@ fn by_ones(
     }
 }
 
-/// Each tile is used twice.
+/// Multiplies more activation rows: each tile is used twice.
 fn by_pairs(
     tiles: &impl TileProducts,
     x: &Packed,
@@ -215,8 +216,8 @@ fn by_pairs(
     }
 }
 
-/// The rows that product `at` of `of` fetches for what follows: the next strip at the same depth, or after the last strip the first one
-/// at the depth behind. Fetching slows loads of tiles least if all products share it.
+/// Returns the rows that product `at` of `of` prefetches: the next strip at the same depth, or after the last strip the first one
+/// at the next depth. Prefetches slow loads of tiles least if they are spread over all products.
 fn next_rows(
     w: &[bf16],
     k: usize,
@@ -237,7 +238,7 @@ vectorized! {
     /// Copies `width` elements of each row.
     fn copy<'a>(from: Rows<'a>, to: &'a mut [bf16], width: usize) {
         for (from, to) in from.values.chunks(from.stride).zip(to.chunks_exact_mut(width)) {
-            // Of this length, the compiler copies by vectors. Calling the library for each row takes longer.
+            // For this constant length, the compiler copies with vectors. A library call for each row takes longer.
             match (from.first_chunk::<{ STEPS * DEPTH }>(), to.first_chunk_mut()) {
                 (Some(from), Some(to)) if width == STEPS * DEPTH => *to = *from,
                 _ => to.copy_from_slice(&from[..width]),
@@ -246,7 +247,7 @@ vectorized! {
     }
 }
 
-/// Exchanges rows, which are `stride` long, and columns.
+/// Transposes rows of length `stride`.
 fn exchange<'a>((sums, stride): (&[f32], usize), to: &'a mut Array<f32>) -> &'a [f32] {
     let to = to.first(sums.len());
     let to_stride = sums.len() / stride;
@@ -273,7 +274,7 @@ mod tests {
         let k = 8;
         let w: Vec<bf16> = (0..2 * PAIR * k).map(|i| bf16::from_bits(i as u16)).collect();
         for of in [1, 3, 8, 16] {
-            // The first elements that are fetched of each row.
+            // The first elements of each row that are prefetched.
             let fetched = |strip, depth: Range<usize>| -> Vec<usize> {
                 let parts = (0..of).map(|at| next_rows(&w, k, (strip, depth.clone()), (at, of)));
                 parts
@@ -292,7 +293,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_every_row_of_both_operands_whatever_their_numbers() {
-        // Small whole numbers: their sums are exact in any order.
+        // Small integers: their sums are exact in any order.
         let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
         for [m, k, n] in [
             [1, 32, 1],

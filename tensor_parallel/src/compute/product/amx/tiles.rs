@@ -1,7 +1,7 @@
-//! Products of tiles, and the orders of elements that they want.
+//! Products of tiles, and the layouts of elements that they require.
 //!
-//! `unsafe` rests on this: a [`Tiles`] exists only on a thread that has set its tiles up, and slices are as long as the tiles that
-//! are read and written, which is checked.
+//! Soundness: a [`Tiles`] exists only on a thread that has configured its tiles, and slices are as long as the tiles that are
+//! read and written, which is checked.
 
 #![expect(unsafe_code, reason = "instructions that the processor must be known to have")]
 
@@ -15,15 +15,15 @@ use std::marker::PhantomData;
 
 use half::bf16;
 
-/// Rows of a tile, and words of a row.
+/// Rows in a tile, and words in a row.
 pub(in crate::compute) const SIDE: usize = 16;
-/// bf16 elements of a row of a tile: as many of each sum are added by one instruction.
+/// bf16 elements in a row of a tile: the number of products that one instruction adds to each sum.
 pub(in crate::compute) const DEPTH: usize = 2 * SIDE;
 
-/// Sixteen rows of sixteen words, each two elements of bf16 or a sum.
+/// Sixteen rows of sixteen words, each two elements of bf16 or one sum.
 pub(in crate::compute) type Tile = [u32; SIDE * SIDE];
 
-/// Rows that begin `stride` elements apart. The last may be shorter than that.
+/// Rows that begin `stride` elements apart. The last one may be shorter.
 #[derive(Clone, Copy)]
 pub(in crate::compute) struct Rows<'a> {
     pub(in crate::compute) values: &'a [bf16],
@@ -34,11 +34,12 @@ impl Rows<'_> {
     pub(in crate::compute) const NONE: Self = Self { values: &[], stride: 1 };
 }
 
-/// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
+/// Products of rows with packed columns: [`Tiles`], and plain arithmetic in tests.
 pub(in crate::compute) trait TileProducts {
-    /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
-    /// if `adds`. Rows are as long as the tiles of `b` are deep. Meanwhile it fetches as many elements of each row of `next`, which
-    /// is a multiple of four rows, or none. If `fetches`, each tile of `b` is fetched into the first-level cache two steps before its use.
+    /// Computes the product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of the product is `c[i * stride..][..32]`; it
+    /// is added to the content if `adds`. Rows are as long as the tiles of `b` are deep. Meanwhile, as many elements of each row
+    /// of `next`, which is a multiple of four rows or empty, are prefetched. If `fetches`, each tile of `b` is prefetched into
+    /// the first-level cache two steps before its use.
     fn two_by_two(
         &self,
         a: Rows<'_>,
@@ -49,22 +50,22 @@ pub(in crate::compute) trait TileProducts {
         fetches: bool,
     );
 
-    /// The product of 16 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`. `goes_on`: the next product is that of
-    /// the 16 rows behind these.
+    /// Computes the product of 16 rows of `a` with 16 columns of `b`. Row `i` of the product is `c[i * 16..][..16]`. `goes_on`:
+    /// the next product is that of the following 16 rows.
     fn one_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], goes_on: bool);
 }
 
-/// The tiles of the processor, set up on this thread.
+/// The tiles of the processor, configured on this thread.
 pub(in crate::compute) struct Tiles {
     of_this_thread: PhantomData<*const ()>,
 }
 
 thread_local! {
-    /// How many [`Tiles`] the thread has.
+    /// Number of [`Tiles`] of the thread.
     static USERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many rows and bytes of a row each tile has.
+/// Numbers of rows and of bytes per row of each tile.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -76,7 +77,7 @@ struct Configuration {
 
 impl Tiles {
     /// # Panics
-    /// When the processor has none, or the system does not allow them.
+    /// Panics if the processor has no tiles or the system does not allow them.
     pub(in crate::compute) fn new() -> Self {
         assert!(super::is_allowed(), "checked when the instruction set was chosen");
         let configuration = Configuration {
@@ -101,7 +102,7 @@ impl Drop for Tiles {
     fn drop(&mut self) {
         USERS.set(USERS.get() - 1);
         if USERS.get() == 0 {
-            // SAFETY: the processor has the instruction, and nobody on this thread uses the tiles.
+            // SAFETY: the processor has the instruction, and no other [`Tiles`] exists on this thread.
             unsafe {
                 asm!("tilerelease",
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -111,18 +112,20 @@ impl Drop for Tiles {
     }
 }
 
-/// Whether `length` elements hold `rows` rows, at least two, of `width` elements. Rows begin `stride` elements apart. It cannot overflow.
+/// Returns true if `length` elements contain `rows` rows, at least two, of `width` elements. Rows begin `stride` elements apart.
+/// The computation cannot overflow.
 fn has_rows(length: usize, rows: usize, stride: usize, width: usize) -> bool {
     width <= length && stride <= (length - width) / (rows - 1)
 }
 
-/// Steps ahead of its use that [`one_by_one`](TileProducts::one_by_one) fetches a row.
+/// Prefetch distance of [`one_by_one`](TileProducts::one_by_one) for a row, in steps.
 const AHEAD: usize = 6;
 
-/// Steps ahead of its use that [`two_by_two`](TileProducts::two_by_two) fetches a tile of columns.
+/// Prefetch distance of [`two_by_two`](TileProducts::two_by_two) for a tile of columns, in steps.
 const COLUMNS_AHEAD: usize = 2;
 
-/// Fetches the tiles of columns that are used [`COLUMNS_AHEAD`] steps later. Past the last tile come those that the next product reads.
+/// Prefetches the tiles of columns that are used [`COLUMNS_AHEAD`] steps later. After the last tile follow those that the next
+/// product reads.
 macro_rules! fetch_columns {
     () => {
         concat!(
@@ -136,7 +139,7 @@ macro_rules! fetch_columns {
     };
 }
 
-/// Fetches a line of each of four rows from `{line}` on, and goes on to the next four.
+/// Prefetches a line of each of four rows from `{line}` on, and advances to the next four.
 macro_rules! fetch_four {
     ($fetch:literal, $stride:literal) => {
         concat!(
@@ -164,7 +167,8 @@ macro_rules! fetch_four {
     };
 }
 
-/// Fetches a line of each row from `{next}` to `{past}`, and moves both to the next line. Overwrites `{line}`. Takes labels 3 and 4.
+/// Prefetches a line of each row from `{next}` to `{past}`, and advances both to the next line. Overwrites `{line}`. Uses labels
+/// 3 and 4.
 macro_rules! fetch_next {
     () => {
         concat!(
@@ -194,12 +198,13 @@ impl TileProducts for Tiles {
         let lower = a.values[SIDE * a.stride..].as_ptr();
         let (next, next_stride, rows) =
             (next.values.as_ptr(), next.stride, next.values.len().div_ceil(next.stride));
-        // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
-        // overlap otherwise.
+        // A tile is loaded again directly after the last product that reads it. Otherwise products and loads hardly overlap if
+        // another thread uses the core.
         macro_rules! multiply {
             ($fetches:literal) => {
-                // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
-                // loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may name any address.
+                // SAFETY: the tiles are configured. The code loads `steps` tiles of each operand at the strides at which they are
+                // stored, and loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may use
+                // any address.
                 unsafe {
                     asm!(
                         "tilezero tmm0",
@@ -255,7 +260,7 @@ impl TileProducts for Tiles {
                         stride = in(reg) a.stride * size_of::<bf16>(),
                         c_stride = in(reg) c_stride * size_of::<f32>(),
                         c = in(reg) c.as_mut_ptr(),
-                        // Whether it adds, until it has begun.
+                        // Holds `adds` until the first product, then serves as a scratch register.
                         line = inout(reg) usize::from(adds) => _,
                         row = in(reg) 64usize,
                         fetches = const $fetches,
@@ -288,8 +293,8 @@ impl TileProducts for Tiles {
         assert!(has_rows(a.values.len(), SIDE, a.stride, DEPTH * steps));
         let stride = a.stride * size_of::<bf16>();
         let values = a.values.as_ptr();
-        // Memory is read fastest if each of the 16 rows is a stream, fetched a little ahead. From the end of a row, fetching goes on in the
-        // row 16 further down.
+        // Memory is read fastest if each of the 16 rows is a stream that is prefetched a little ahead. At the end of a row,
+        // prefetching continues in the row 16 rows below.
         // SAFETY: as above, with a tile of rows and one of columns in each step.
         unsafe {
             asm!(
@@ -330,11 +335,10 @@ impl TileProducts for Tiles {
     }
 }
 
-/// Packs up to 16 rows as columns of a product: a tile for each [`DEPTH`] elements of them, of pairs of elements. Rows that are missing
-/// are zeros.
+/// Packs up to 16 rows as columns of a product: a tile for each [`DEPTH`] of their elements, in pairs. Missing rows are zeros.
 pub(in crate::compute) fn pack<'a>(rows: &(impl Iterator<Item = &'a [bf16]> + Clone), tiles: &mut [Tile]) {
     for (step, tile) in tiles.iter_mut().enumerate() {
-        // Rows of pairs of elements: a word is a pair, as the architecture is little endian.
+        // Rows of pairs of elements: a word is a pair, because the architecture is little endian.
         let mut pairs = [0u32; SIDE * SIDE];
         for (to, row) in pairs.chunks_exact_mut(SIDE).zip(rows.clone()) {
             bytemuck::cast_slice_mut(to).copy_from_slice(&row[step * DEPTH..][..DEPTH]);
@@ -343,7 +347,7 @@ pub(in crate::compute) fn pack<'a>(rows: &(impl Iterator<Item = &'a [bf16]> + Cl
     }
 }
 
-/// Exchanges rows and columns of 16 rows of 16 words. Each operand comes with the distance between its rows.
+/// Transposes 16 rows of 16 words. Each operand has its own stride between rows.
 pub(super) fn transpose(from: (&[u32], usize), to: (&mut [u32], usize)) {
     assert!(has_rows(from.0.len(), SIDE, from.1, SIDE) && has_rows(to.0.len(), SIDE, to.1, SIDE));
     if is_x86_feature_detected!("avx512f") {
@@ -359,7 +363,7 @@ pub(super) fn transpose(from: (&[u32], usize), to: (&mut [u32], usize)) {
 /// The processor has the instructions, and both operands hold 16 rows.
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose_by_vectors((from, stride): (&[u32], usize), (to, to_stride): (&mut [u32], usize)) {
-    // Each step exchanges what lies apart by twice as much as in the step before: words, pairs, quarters of a vector, halves.
+    // Each step exchanges elements at twice the distance of the step before: words, pairs, quarters of a vector, halves.
     // SAFETY: a row is a vector of 16 words.
     let rows: [__m512i; SIDE] =
         std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from.as_ptr().add(i * stride).cast()) });
@@ -396,7 +400,7 @@ unsafe fn transpose_by_vectors((from, stride): (&[u32], usize), (to, to_stride):
 pub(in crate::compute) mod tests {
     use super::*;
 
-    /// What the processor's tiles compute, on any processor.
+    /// The products of tiles in plain arithmetic, for any processor.
     pub(in crate::compute) struct Plain;
 
     impl Plain {
@@ -452,7 +456,7 @@ pub(in crate::compute) mod tests {
         if !super::super::is_allowed() {
             return;
         }
-        // Small whole numbers: their sums are exact in any order.
+        // Small integers: their sums are exact in any order.
         let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
         for steps in [1, 2, AHEAD, 9] {
             let (stride, c_stride) = (steps * DEPTH + 32, 48);
@@ -472,7 +476,7 @@ pub(in crate::compute) mod tests {
                 products.one_by_one(a, second, &mut sums[SIDE..], true);
                 sums
             };
-            // A thread may have several, and the first to go leaves the tiles to the others.
+            // A thread may have several. Dropping the first one keeps the configuration for the others.
             let tiles = Tiles::new();
             drop(Tiles::new());
             assert_eq!(run(&tiles), run(&Plain), "{steps} steps");

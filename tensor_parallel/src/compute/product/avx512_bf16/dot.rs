@@ -1,4 +1,4 @@
-//! Dot products of few rows: memory is the limit, so each load of weights is a whole vector.
+//! Dot products of few rows. They are limited by memory bandwidth, so each load of weights is a whole vector.
 
 #![expect(
     unsafe_code,
@@ -17,12 +17,12 @@ use crate::compute::product::instruction_set;
 use crate::compute::product::totals;
 use ryzanstein_config::InstructionSet;
 
-/// Elements of a vector.
+/// Elements in a vector.
 const LANES: usize = 32;
-/// Weight rows that are read side by side.
+/// Weight rows that are read in parallel.
 const WEIGHTS: usize = 4;
 
-/// `out[r * n + i] = w[i] · x[r]` for fewer than [`FEWEST_ROWS`](super::FEWEST_ROWS) rows of `k`.
+/// Computes `out[r * n + i] = w[i] · x[r]` for fewer than [`FEWEST_ROWS`](super::FEWEST_ROWS) rows of length `k`.
 pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
     let (m, n) = (x.len() / k, w.len() / k);
     assert!(x.len() == m * k && w.len() == n * k && out.len() == m * n, "operands must be whole rows");
@@ -42,7 +42,7 @@ pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
     }
 }
 
-/// All rows of activations with N of weights.
+/// Multiplies all rows of activations with N rows of weights.
 ///
 /// # Safety
 /// The processor has the instructions.
@@ -59,7 +59,7 @@ unsafe fn rows_of_weights<const N: usize>(x: &[bf16], w: &[bf16], out: &mut [f32
     }
 }
 
-/// M rows of activations with N of weights; rows of `out` are `n` apart.
+/// Multiplies M rows of activations with N rows of weights; rows of `out` are `n` apart.
 ///
 /// # Safety
 /// The processor has the instructions.
@@ -70,7 +70,7 @@ unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut
     let (weights, x, w) = (w, x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
     let mut sums = [_mm512_setzero_ps(); 16];
     let whole = k / LANES * LANES;
-    // SAFETY: the loads read elements of rows of k, and none behind their ends.
+    // SAFETY: the loads read elements of rows of k, and none past their ends.
     unsafe {
         for i in (0..whole).step_by(LANES) {
             fetch::<N>(weights, i, k);
@@ -106,7 +106,7 @@ fn add<const M: usize, const N: usize>(sums: &mut [__m512; 16], xs: [__m512i; M]
     }
 }
 
-/// The vectors at the same place of `R` rows of k.
+/// Loads the vectors at the same place of `R` rows of length k.
 ///
 /// # Safety
 /// The processor has the instructions; R rows have [`LANES`] elements there.

@@ -1,4 +1,4 @@
-//! Products of bf16 with AVX-512's dot products of pairs. Weights are read as they are stored.
+//! Products of bf16 with AVX-512's dot products of pairs. Weights are read in place.
 
 #![expect(unsafe_code, reason = "a prefetch is an intrinsic")]
 
@@ -13,12 +13,13 @@ use super::instruction_set;
 use crate::threads::Threads;
 use ryzanstein_config::InstructionSet;
 
-/// Activation rows from which tiles are at least as fast as one dot product at a time.
+/// The minimum number of activation rows for which tiles are at least as fast as one dot product at a time.
 pub(super) const FEWEST_ROWS: usize = 5;
-/// Distance of the prefetches in each weight row, in elements: processors do not prefetch several short rows on their own.
+/// Prefetch distance in each weight row, in elements: processors do not prefetch several short rows on their own.
 const AHEAD: usize = 512;
 
-/// Fetches the line of each of `N` weight rows of `k` that is [`AHEAD`] of element `at`; past the row's end, of the rows behind.
+/// Prefetches the line that is [`AHEAD`] of element `at` in each of `N` weight rows of length `k`; past the row's end, that of
+/// the rows that follow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "it is part of an inner loop")]
 fn fetch<const N: usize>(w: &[bf16], at: usize, k: usize) {
@@ -29,14 +30,14 @@ fn fetch<const N: usize>(w: &[bf16], at: usize, k: usize) {
     }
 }
 
-/// Activations as a kernel wants them.
+/// Activations in the layout that a kernel requires.
 pub(super) enum Prepared<'a> {
     Dot { x: &'a [bf16], k: usize },
     Tile(tile::Packed),
 }
 
 impl<'a> Prepared<'a> {
-    /// `x` is rows of `k`, of which there is at least one.
+    /// Prepares `x`, which is at least one row of length `k`.
     pub(super) fn new(threads: &Threads, x: &'a [bf16], k: usize) -> Self {
         if x.len() < FEWEST_ROWS * k {
             Self::Dot { x, k }
@@ -45,7 +46,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
+    /// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does.
     pub(super) fn multiply(&self, w: &[bf16], out: &mut [f32]) {
         assert!(instruction_set::is_supported(InstructionSet::Avx512Bf16), "checked when it was chosen");
         match self {

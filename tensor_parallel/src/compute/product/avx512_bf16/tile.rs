@@ -1,5 +1,5 @@
-//! Tiles of sums of several rows. A vector holds 4 elements of each of 8 activation rows, and is multiplied by the same 4 elements of a
-//! weight row. So a tile needs few loads for its products, and its sums need few additions at the end.
+//! Tiles of sums of several rows. A vector holds 4 elements of each of 8 activation rows, and is multiplied by the same 4
+//! elements of a weight row. So a tile needs few loads for its products, and its sums need few additions at the end.
 
 #![expect(
     unsafe_code,
@@ -20,22 +20,22 @@ use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
 
-/// Activation rows of a vector.
+/// Activation rows in a vector.
 const ROWS: usize = 8;
 /// Elements of each row in a vector.
 const DEPTH: usize = 4;
-/// Elements of a vector.
+/// Elements in a vector.
 const LANES: usize = ROWS * DEPTH;
-/// Weight rows of a tile, which has an accumulator for each of them and each group of activation rows.
+/// Weight rows in a tile, which has an accumulator for each of them and each group of activation rows.
 const WEIGHTS: usize = 8;
-/// The most groups of activation rows of a tile: with 8 by 3, 11 loads feed 24 products.
+/// The maximum number of groups of activation rows in a tile: with 8 by 3, 11 loads feed 24 products.
 const GROUPS: usize = 3;
-/// Weight rows that are done before others: they stay in the second-level cache while activations go by.
+/// Weight rows that are multiplied together: they stay in the second-level cache for all activations.
 const WEIGHT_ROWS: usize = 48;
 /// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
 const ACTIVATION_BYTES: usize = 256 << 10;
-/// Activations in the order in which they are multiplied: groups of 8 rows, of each 4 elements in turn, with zeros behind the last
-/// elements and the last row.
+/// Activations in the order in which they are multiplied: groups of 8 rows, 4 elements of each row in turn, with zeros after the
+/// last elements and the last row.
 pub(in crate::compute::product) struct Packed {
     values: Array<bf16>,
     rows: usize,
@@ -43,7 +43,7 @@ pub(in crate::compute::product) struct Packed {
 }
 
 impl Packed {
-    /// `x` is rows of `k`.
+    /// Packs `x`, which is rows of length `k`.
     pub(super) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
         let (rows, width) = (x.len() / k, k.next_multiple_of(DEPTH));
         assert!(x.len() == rows * k, "operands must be whole rows");
@@ -67,7 +67,7 @@ impl Packed {
     }
 }
 
-/// `out[r * n + i] = w[i] · x[r]`. A sum has the same bits whatever rows are beside it.
+/// Computes `out[r * n + i] = w[i] · x[r]`. The bits of a sum do not depend on the other rows.
 pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
     let k = x.columns;
     let n = w.len() / k;
@@ -76,7 +76,7 @@ pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
     let width = k.next_multiple_of(DEPTH);
     let group = ROWS * width;
     let part = (ACTIVATION_BYTES / (2 * group)).max(1).next_multiple_of(GROUPS);
-    // The last rows, with zeros behind them.
+    // The last rows, padded with zeros.
     let strip = WEIGHTS * k;
     let mut padded = w[w.len() / strip * strip..].to_vec();
     padded.resize(padded.len().next_multiple_of(strip), bf16::ZERO);
@@ -106,7 +106,7 @@ pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
     }
 }
 
-/// The sums of [`WEIGHTS`] rows with each row of `C` groups; those of the other groups are zeros.
+/// Computes the sums of [`WEIGHTS`] rows with each row of `C` groups; those of the other groups are zeros.
 ///
 /// # Safety
 /// The processor has the instructions.
@@ -157,7 +157,7 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     out
 }
 
-/// From two sums of each of 8 activation rows for each weight row to the sum for each weight row, row by row.
+/// Adds two sums of each of 8 activation rows for each weight row. Returns the sums of the weight rows, row by row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn by_row(sums: &[__m512; WEIGHTS]) -> [[f32; WEIGHTS]; ROWS] {

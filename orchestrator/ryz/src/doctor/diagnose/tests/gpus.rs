@@ -1,4 +1,4 @@
-//! Which GPU a fault belongs to, which GPUs count, and the advice on tensor parallelism.
+//! The GPU that a fault belongs to, the GPUs that count, and the advice on tensor parallelism.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
         (with_gpus(1, PairPath::Unknown, &PeerAccess::Yes), "up to 1"),
         (with_gpus(4, PairPath::Nvlink(18), &PeerAccess::Yes), "up to 4"),
         (with_gpus(8, PairPath::Nvlink(18), &PeerAccess::Yes), "up to 8"),
-        // Heads are not divided by three.
+        // Heads are not divisible by three.
         (with_gpus(3, PairPath::Nvlink(4), &PeerAccess::Yes), "up to 2"),
         (with_gpus(4, PairPath::System, &PeerAccess::Yes), "up to 2"),
         (with_gpus(4, PairPath::System, &no), "1 is likely best"),
@@ -29,7 +29,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
         let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
         assert!(advice.seen.contains(wanted), "{}: not {wanted}", advice.seen);
     }
-    // Two islands, joined by PCI.
+    // Two NVLink domains, joined by PCI.
     for (size, ranks) in [(2, 2), (3, 2), (16, 8)] {
         let mut islands = with_gpus(2 * size, PairPath::System, &PeerAccess::Yes);
         for pair in &mut driver(&mut islands).pairs {
@@ -49,7 +49,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
 fn gpus_that_cuda_does_not_show_count_for_nothing() {
     let mut facts = with_gpus(8, PairPath::Nvlink(18), &PeerAccess::Yes);
     show(&mut facts, "0,1", &[0, 1]);
-    // Much is wrong with GPUs that no rank will use, and between them and others.
+    // Many faults of GPUs that no rank will use, and of their links to others.
     let side = driver(&mut facts);
     side.gpus[7].memory_used_bytes = 130 * GIB;
     side.gpus[6].prohibited = true;
@@ -68,7 +68,7 @@ fn gpus_that_cuda_does_not_show_count_for_nothing() {
     );
     let busy = findings.iter().find(|f| f.subject.as_deref() == Some("7")).and_then(|f| f.cause.as_ref());
     assert!(busy.is_some_and(|cause| cause.contains("does not show") && cause.contains("somebody else")));
-    // What is wrong with the others counts.
+    // Faults of the other GPUs count.
     driver(&mut facts).gpus[1].memory_used_bytes = 130 * GIB;
     assert_eq!(report(&facts).exit_code(), 1);
 }
