@@ -30,7 +30,9 @@ pub(crate) trait Setting: Sized {
 
     fn parse(text: &str) -> Result<Self, ValueError> {
         Self::read(text).map_err(|why| {
-            let found = if text.is_empty() { "nothing".into() } else { format!("`{text}`") };
+            // The lines of a table stand in one.
+            let shown = text.trim_end_matches('\n').replace('\n', " ");
+            let found = if text.is_empty() { "nothing".into() } else { format!("`{shown}`") };
             Self::refuse(found, why)
         })
     }

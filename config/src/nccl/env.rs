@@ -51,7 +51,7 @@ fn check(name: &str, value: &str) -> Result<(), String> {
     if ["true", "false"].contains(&value) {
         return Err(format!("NCCL reads {name}={value} as 0; write 1 or 0"));
     }
-    retired(name).map_or(Ok(()), |advice| Err(format!("{name} is {}: {}", advice.what, advice.instead)))
+    retired(name).map_or(Ok(()), |advice| Err(format!("{name}: {}; {}", advice.what, advice.instead)))
 }
 
 impl Setting for NcclEnv {

@@ -104,8 +104,8 @@ impl RankProcess {
 }
 
 /// Settings of glibc's allocator: the number of free bytes that it keeps, and the size up to which arrays are among them. By
-/// default it returns a prompt's activations to the system after each layer, which clears their pages for the next one:
-/// SmolLM2's prompts on two cores take 1.1 to 1.2 times as long. Larger arrays, such as weights, are still returned
+/// default it returns a prompt's activations to the system after each layer, which clears their pages for the next one.
+/// Larger arrays, such as weights, are still returned
 /// immediately. Other allocators ignore both.
 const ALLOCATOR: [(&str, &str); 2] =
     [("MALLOC_TRIM_THRESHOLD_", "268435456"), ("MALLOC_MMAP_THRESHOLD_", "33554432")];

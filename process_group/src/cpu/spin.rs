@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 /// Time for which a rank without news keeps its processor if there is one for each rank. Then it yields: another program may need
-/// the processor, or the scheduler may have put the peer there. 1 µs is too short (Linux 6.18): two ranks on one processor yielded
-/// to each other for 10 to 25 ms while the other processor was idle, and a program that computed on the same processor got a time
-/// slice of 4 ms from each yield.
+/// the processor, or the scheduler may have put the peer there. Much less is too short: two ranks on one processor yield to each
+/// other for milliseconds while another processor is idle, and each yield gives a computing program a whole time slice.
 const ALONE: Duration = Duration::from_micros(20);
 
 #[derive(Clone, Copy, Debug)]

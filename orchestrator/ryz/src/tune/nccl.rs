@@ -12,7 +12,7 @@ use ryzanstein_orchestrator::plural;
 
 /// Upper bound in bytes of a message of inference: kilobytes to a few megabytes.
 const SMALL: u64 = 4 << 20;
-/// Size in bytes from which on more thread blocks move a message faster: 3 % on four H200 at 256 MiB.
+/// Size in bytes from which on more thread blocks move a message faster.
 const LARGE: u64 = 64 << 20;
 /// Size in bytes up to which the number of steps bounds an all-reduce between nodes, not the bandwidth.
 const BOUND_BY_STEPS: u64 = 256 << 10;

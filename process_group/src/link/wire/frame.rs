@@ -8,8 +8,8 @@ use crate::schedule::Algorithm;
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
 
-/// Bytes of a header: a cache line, so that the payload after it has the alignment of an array that begins with a line. After 48
-/// bytes, the kernel's copies into and out of sockets took up to 1.6 times as long.
+/// Bytes of a header: a cache line, so that the payload after it has the alignment of an array that begins with a line:
+/// the kernel copies aligned bytes into and out of sockets faster.
 pub(crate) const HEADER: usize = 64;
 /// Maximum length of a reason that an abort contains.
 pub(crate) const MAX_REASON: usize = 2048;
