@@ -119,6 +119,22 @@ fn the_readme_and_the_book_quote_the_launcher_as_it_speaks() {
     assert_eq!(quoted, real, "the pages quote each of these lines, and no other");
 }
 
+/// Ends of words such as `job.log` and `model.generate()`, which are no settings.
+const FILES_AND_METHODS: [&str; 12] = [
+    "conf",
+    "json",
+    "log",
+    "md",
+    "rs",
+    "safetensors",
+    "secret",
+    "toml",
+    "yaml",
+    "complete",
+    "decoder",
+    "generate",
+];
+
 /// The words of a text that read like settings: a section, a dot and a name.
 fn settings_in(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '.');
@@ -127,7 +143,7 @@ fn settings_in(text: &str) -> impl Iterator<Item = &str> {
             SECTIONS.iter().any(|known| known.name == section)
                 && name.starts_with(|c: char| c.is_ascii_lowercase())
                 // Files, and methods of a variable of the same name.
-                && !["md", "toml", "conf", "secret", "safetensors", "yaml", "complete", "decoder", "generate"].contains(&name)
+                && !FILES_AND_METHODS.contains(&name)
         })
     })
 }
