@@ -160,7 +160,7 @@ choice! {
 choice! {
     /// A named set of NCCL's variables.
     NcclProfile, "one of none, inference, bandwidth, debug", "inference" {
-        /// No variables: NCCL decides by itself.
+        /// Sets no variables. NCCL chooses.
         None = "none",
         /// Few thread blocks, which leave the multiprocessors to concurrent compute; NCCL logs warnings.
         Inference = "inference",

@@ -17,7 +17,7 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | join a job, whoever started the ranks | [`Orchestrator::builder`] |
+//! | join a job that `ryz launch`, torchrun, Slurm or MPI started | [`Orchestrator::builder`] |
 //! | import all that an engine uses | [`prelude`] |
 //! | start ranks and watch over them | [`supervisor::run`] |
 //! | serve a rendezvous, or join one without an [`Orchestrator`] | [`rendezvous`] |

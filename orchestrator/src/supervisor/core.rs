@@ -132,7 +132,7 @@ pub(crate) struct Outcome {
 pub(crate) struct FirstFailure {
     /// The rank that failed.
     pub rank: Rank,
-    /// Exit of the rank; `None` if it did not exit by itself: it is stopped, hangs, or is cut off from the others.
+    /// Exit of the rank; `None` if it was still there: stopped, stuck, or cut off from the others.
     pub exit: Option<Exit>,
     /// The signal that stopped it, if it is stopped.
     pub stopped: Option<i32>,
@@ -365,7 +365,7 @@ impl Core {
 
     /// Returns the rank whose failure made the others fail. Of those that exited: root causes before secondary failures, then
     /// the one seen first; of those seen at the same time, one that a signal ended before one that exited. If that one blames a
-    /// rank that did not exit by itself, it is that rank.
+    /// rank that is still there, the blamed rank failed first.
     pub(crate) fn first_failure(&self) -> Option<FirstFailure> {
         let (gave_up, ended) =
             self.exits.iter().filter(|(_, ended)| !ended.requested && !ended.exit.is_success()).min_by_key(
@@ -380,8 +380,8 @@ impl Core {
         })
     }
 
-    /// Returns the rank that `rank` blames, or that the blamed rank blames, and so on, if it did not exit by itself. The ranks
-    /// of other nodes are unknown here, and ranks may blame each other in a circle: neither leads to a culprit.
+    /// Follows the blame from `rank` to a rank that is still there, and returns it. Ranks of other nodes are unknown here, and
+    /// ranks may blame each other in a circle: neither leads to a culprit.
     fn culprit(&self, mut rank: Rank) -> Option<Rank> {
         let mut seen = BTreeSet::from([rank]);
         let mut last = None;

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Folder of the model with its config.json, or org/name in the Hugging Face cache [default: the setting model.directory]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// A number of GPUs to look at, beside 1 to 8
+    /// Plan for this number of GPUs, in addition to 1 to 8
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
     /// Sequences that are decoded at the same time

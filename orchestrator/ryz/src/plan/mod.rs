@@ -26,7 +26,7 @@ pub const MEMORY_BANDWIDTH: f64 = 3.35e12;
 /// `src/graph/tuning.cc` of NCCL).
 pub const NCCL_CALL: f64 = 6.6e-6;
 
-/// Memory of NCCL 2.28 on a rank whose group has used every operation: measured on 2 H200 as the difference from a single rank.
+/// Memory that NCCL takes on a rank whose group has used every operation, in bytes.
 const NCCL_BYTES: u64 = 2067 << 20;
 
 /// A request for a plan.

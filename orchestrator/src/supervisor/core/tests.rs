@@ -25,7 +25,7 @@ fn outcome(actions: &[Action]) -> &Outcome {
     }
 }
 
-/// Returns the first failure, and its exit if it exited by itself.
+/// Returns the first failure, and its exit if the rank exited.
 fn culprit(actions: &[Action]) -> Option<(Rank, Option<Exit>)> {
     outcome(actions).first_failure.map(|failure| (failure.rank, failure.exit))
 }
