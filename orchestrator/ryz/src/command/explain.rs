@@ -1,6 +1,6 @@
 //! `ryz explain`
 
-use std::io::{BufRead as _, Write as _};
+use std::io::{self, Read, Write as _};
 
 use anyhow::Context as _;
 use ryzanstein_orchestrator::catalogue;
@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// An error's message; `-` reads a whole log from standard input
+    /// An error's message; `-` reads a log from standard input (of a very long one, the end)
     #[arg(value_name = "TEXT", required_unless_present = "list", num_args = 1..)]
     text: Vec<String>,
     /// List all known errors instead
@@ -25,6 +25,9 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = screen::Format::Table)]
     format: screen::Format,
 }
+
+/// Maximum number of bytes of a log that are explained.
+const MOST_BYTES: usize = 64 << 20;
 
 /// Advice if nothing is known.
 const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` lists those that are known. Errors of NCCL say more \
@@ -38,9 +41,19 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
     let found = match args.text.as_slice() {
         [dash] if dash == "-" => {
-            let lines: Result<Vec<_>, _> = std::io::stdin().lock().split(b'\n').collect();
-            let lines = lines.context("cannot read standard input")?;
-            catalogue::scan(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()))
+            let log = read_end(io::stdin().lock(), MOST_BYTES).context("cannot read standard input")?;
+            if log.skipped_bytes > 0 {
+                eprintln!(
+                    "ryz: the log is longer than {} MiB: its first {} bytes ({} lines) are skipped",
+                    MOST_BYTES >> 20,
+                    log.skipped_bytes,
+                    log.skipped_lines
+                );
+            }
+            let lines = log.end.split(|byte| *byte == b'\n');
+            let mut found = catalogue::scan(lines.map(|line| String::from_utf8_lossy(line).into_owned()));
+            found.iter_mut().for_each(|found| found.line += log.skipped_lines);
+            found
         }
         words => catalogue::scan(words.join(" ").lines().map(str::to_owned)),
     };
@@ -53,7 +66,72 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     Ok(0)
 }
 
+/// The end of a log.
+#[derive(PartialEq, Eq, Debug)]
+struct LogEnd {
+    end: Vec<u8>,
+    skipped_bytes: u64,
+    skipped_lines: usize,
+}
+
+/// Reads the last whole lines of a log, at most `most` bytes of it, and holds no more than twice as many in memory.
+fn read_end(mut log: impl Read, most: usize) -> io::Result<LogEnd> {
+    let mut read = LogEnd { end: Vec::new(), skipped_bytes: 0, skipped_lines: 0 };
+    loop {
+        let room = 2 * most - read.end.len();
+        let count = (&mut log).take(room as u64).read_to_end(&mut read.end)?;
+        read.skip(read.end.len().saturating_sub(most));
+        if count < room {
+            break;
+        }
+    }
+    if read.skipped_bytes > 0 {
+        // The first line may have lost its beginning; a line that is longer than all of this stays.
+        let line = read.end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        read.skip(if line < read.end.len() { line } else { 0 });
+    }
+    Ok(read)
+}
+
+impl LogEnd {
+    /// Forgets the first bytes.
+    fn skip(&mut self, bytes: usize) {
+        let skipped = self.end.drain(..bytes);
+        self.skipped_lines += skipped.filter(|byte| *byte == b'\n').count();
+        self.skipped_bytes += bytes as u64;
+    }
+}
+
 /// Prints a text. A reader that stops early, such as `head`, is no error.
 fn say(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(log: &[u8], most: usize) -> (Vec<u8>, u64, usize) {
+        let LogEnd { end, skipped_bytes, skipped_lines } = read_end(log, most).expect("read");
+        (end, skipped_bytes, skipped_lines)
+    }
+
+    #[test]
+    fn of_a_long_log_the_last_whole_lines_are_read() {
+        assert_eq!(end(b"", 8), (vec![], 0, 0));
+        assert_eq!(end(b"one\ntwo\n", 8), (b"one\ntwo\n".to_vec(), 0, 0));
+        assert_eq!(end(b"one\ntwo\nthree\n", 8), (b"three\n".to_vec(), 8, 2));
+        assert_eq!(end(b"a line that is too long\n", 8), (b"oo long\n".to_vec(), 16, 0));
+    }
+
+    #[test]
+    fn any_amount_is_read_in_bounded_memory() {
+        let line = b"nothing is wrong\n";
+        let log = io::repeat(b'\n').take(1 << 22).chain(&line[..]);
+        let log = read_end(log, 1 << 10).expect("read");
+        assert!(log.end.capacity() <= 4 << 10, "{}", log.end.capacity());
+        assert!(log.end.ends_with(line) && log.end.len() <= 1 << 10);
+        assert_eq!(log.skipped_bytes, (1 << 22) + line.len() as u64 - log.end.len() as u64);
+        assert_eq!(log.skipped_lines as u64, log.skipped_bytes);
+    }
 }

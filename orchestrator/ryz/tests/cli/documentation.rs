@@ -153,8 +153,7 @@ fn every_setting_that_an_explanation_or_a_page_names_exists() {
     let known: BTreeSet<&str> = keys().map(|key| key.key).collect();
     let is_known = |word: &str| known.contains(word) || SECTIONS.iter().any(|section| section.name == word);
     let (mut checked, mut wrong) = (0, Vec::new());
-    let explained =
-        entries().map(|entry| (entry.id.to_owned(), format!("{}\n{}", entry.cause, entry.remedy)));
+    let explained = entries().map(|entry| (entry.id.clone(), format!("{}\n{}", entry.cause, entry.remedy)));
     let written = pages().into_iter().map(|page| (page.display().to_string(), read(&page)));
     for (place, text) in explained.chain(written) {
         for word in settings_in(&text) {

@@ -63,9 +63,9 @@ fn the_list_has_every_entry() {
     let json = Run::new(&["explain", "--list", "--format", "json"], &[]).finish();
     let json = report(&json);
     for entry in ryzanstein_orchestrator::catalogue::entries() {
-        assert!(list.contains(entry.id), "{} is not in:\n{list}", entry.id);
+        assert!(list.contains(&entry.id), "{} is not in:\n{list}", entry.id);
         let ids = json["entries"].as_array().expect("a list").iter().map(|listed| &listed["id"]);
-        assert_eq!(ids.filter(|id| **id == entry.id).count(), 1, "{}", entry.id);
+        assert_eq!(ids.filter(|id| **id == *entry.id).count(), 1, "{}", entry.id);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use ryzanstein_orchestrator::catalogue::{Entry, Source, sections};
+use ryzanstein_orchestrator::catalogue::{Entry, sections};
 
 const HEAD: &str = "\
 # Troubleshooting
@@ -58,8 +58,8 @@ fn wrapped(text: &str) -> String {
 fn written(entry: &Entry) -> String {
     let Entry { id, sample, cause, remedy, source, .. } = entry;
     let source = match source {
-        Source::Documented(address) => format!("\n[Source]({address}) of the message.\n"),
-        Source::Provoked => String::new(),
+        Some(address) => format!("\n[Source]({address}) of the message.\n"),
+        None => String::new(),
     };
     format!(
         "\n### {id}\n\n```text\n{}\n```\n\n{}\n{}\n{source}",

@@ -1,26 +1,21 @@
 //! Known errors: the meaning of a message and its remedy, for `ryz explain`, for the end of a command that failed, and for the
 //! launcher's closing report.
 //!
-//! The entries are data: [`sections`] returns those of this crate and of the groups.
-
-mod own;
+//! The entries and what finds them are in [`ryzanstein_process_group::catalogue`].
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-pub use ryzanstein_process_group::catalogue::{Entry, Section, Source, find};
+pub use ryzanstein_process_group::catalogue::{
+    Entry, FrameFilter, Section, find, sections, telling_lines, without_colors,
+};
 
 use crate::table::{self, Cell, Column, Screen, Tone, wrap};
 
-/// Returns all sections. Those that explain more are first: a line may match several entries.
-pub fn sections() -> impl Iterator<Item = &'static Section> {
-    own::SECTIONS.iter().chain(ryzanstein_process_group::catalogue::SECTIONS)
-}
-
 /// Returns all entries.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
-    sections().flat_map(|section| section.entries)
+    sections().iter().flat_map(|section| &section.entries)
 }
 
 /// Text to add to an error's message where it is shown.
@@ -36,9 +31,9 @@ pub struct Explanation {
 
 /// Explains an error's message by the entry that explains most; `None` if it is unknown, or explains itself.
 pub fn explain(message: &str) -> Option<Explanation> {
-    let entry = find(sections(), message).filter(|entry| !entry.is_plain)?;
-    let remedy = Some(entry.remedy).filter(|remedy| !message.contains(remedy));
-    Some(Explanation { id: entry.id, cause: entry.cause, remedy })
+    let entry = find(message).filter(|entry| !entry.is_plain)?;
+    let remedy = Some(&*entry.remedy).filter(|remedy| !message.contains(remedy));
+    Some(Explanation { id: &entry.id, cause: &entry.cause, remedy })
 }
 
 impl Explanation {
@@ -67,11 +62,16 @@ pub struct Found {
     pub count: usize,
 }
 
-/// Finds the errors of a text, such as a whole log, each once, in the order of their first lines.
+/// Finds the errors of a text, such as a whole log, each once, in the order of their first lines. Stack traces are ignored.
 pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
+    let mut frames = FrameFilter::default();
     let mut all: Vec<Found> = Vec::new();
-    for (index, text) in lines.into_iter().enumerate() {
-        let Some(entry) = find(sections(), &text) else { continue };
+    for (index, line) in lines.into_iter().enumerate() {
+        let text = without_colors(&line);
+        if frames.is_frame(&text) {
+            continue;
+        }
+        let Some(entry) = find(&text) else { continue };
         match all.iter_mut().find(|found| found.entry.id == entry.id) {
             Some(found) => found.count += 1,
             None => all.push(Found { entry, line: index + 1, text: text.trim().to_owned(), count: 1 }),
@@ -88,12 +88,12 @@ pub fn found_table(all: &[Found], screen: Screen) -> String {
     for found in all {
         let Found { entry, line, text, count } = found;
         let times = if *count == 1 { String::new() } else { format!(", in {count} lines") };
-        let _ = writeln!(out, "{} (line {line}{times})", screen.paint(Tone::Strong, entry.id));
+        let _ = writeln!(out, "{} (line {line}{times})", screen.paint(Tone::Strong, &entry.id));
         let _ = writeln!(out, "  {}", wrap(&table::cut(text, LONGEST), 2, screen));
-        for (label, text) in [("cause", entry.cause), ("remedy", entry.remedy)] {
+        for (label, text) in [("cause", &entry.cause), ("remedy", &entry.remedy)] {
             let _ = writeln!(out, "{}", wrap(&format!("  {label}: {text}"), 4, screen));
         }
-        if let Source::Documented(address) = entry.source {
+        if let Some(address) = &entry.source {
             let _ = writeln!(out, "  source: {address}");
         }
         out.push('\n');
@@ -107,7 +107,7 @@ pub fn found_json(all: &[Found]) -> String {
     let found = all.iter().map(|found| {
         serde_json::json!({
             "id": found.entry.id, "line": found.line, "count": found.count, "text": found.text,
-            "cause": found.entry.cause, "remedy": found.entry.remedy, "source": address(found.entry),
+            "cause": found.entry.cause, "remedy": found.entry.remedy, "source": found.entry.source,
         })
     });
     serde_json::json!({ "found": found.collect::<Vec<_>>() }).to_string()
@@ -116,11 +116,10 @@ pub fn found_json(all: &[Found]) -> String {
 /// Formats all entries, for people.
 pub fn list_table(screen: Screen) -> String {
     let rows: Vec<Vec<Cell>> = sections()
+        .iter()
         .flat_map(|section| {
-            section
-                .entries
-                .iter()
-                .map(|entry| vec![section.title.into(), entry.id.into(), entry.sample.into()])
+            let cells = |entry: &'static Entry| [&section.title, &entry.id, &entry.sample];
+            section.entries.iter().map(move |entry| cells(entry).map(|text| (&**text).into()).into())
         })
         .collect();
     table::table(
@@ -132,55 +131,20 @@ pub fn list_table(screen: Screen) -> String {
 
 /// Formats all entries, as one line of JSON.
 pub fn list_json() -> String {
-    let entries = sections().flat_map(|section| {
+    let entries = sections().iter().flat_map(|section| {
         section.entries.iter().map(|entry| {
             serde_json::json!({
                 "id": entry.id, "about": section.title, "patterns": entry.patterns, "sample": entry.sample,
-                "cause": entry.cause, "remedy": entry.remedy, "source": address(entry),
+                "cause": entry.cause, "remedy": entry.remedy, "source": entry.source,
             })
         })
     });
     serde_json::json!({ "entries": entries.collect::<Vec<_>>() }).to_string()
 }
 
-/// Returns the address where the message is documented; `None` if a test of ours provokes it.
-fn address(entry: &Entry) -> Option<&'static str> {
-    match entry.source {
-        Source::Documented(address) => Some(address),
-        Source::Provoked => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
-
-    #[test]
-    fn every_entry_has_an_id_of_its_own_and_explains_its_sample_before_all_others() {
-        let mut ids = BTreeSet::new();
-        for entry in entries() {
-            assert!(ids.insert(entry.id), "{} is there twice", entry.id);
-            let found = find(sections(), entry.sample).map(|found| found.id);
-            assert_eq!(found, Some(entry.id), "{}", entry.sample);
-            assert!(!entry.sample.contains('\n') && entry.sample.len() < 400, "{}: one line", entry.id);
-            for pattern in entry.patterns {
-                assert_eq!(*pattern, pattern.to_ascii_lowercase(), "{}", entry.id);
-            }
-            for text in [entry.cause, entry.remedy] {
-                assert!(
-                    !text.is_empty() && !text.ends_with('.') && !text.contains("  "),
-                    "{}: {text}",
-                    entry.id
-                );
-            }
-            if let Source::Documented(address) = entry.source {
-                assert!(address.starts_with("https://"), "{}: {address}", entry.id);
-            }
-        }
-        assert!(ids.len() > 40, "only {} entries", ids.len());
-    }
 
     #[test]
     fn a_remedy_that_the_message_has_is_not_said_again() {
@@ -209,7 +173,7 @@ mod tests {
                    [rank 0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\n\
                    [rank 0] ncclInvalidUsage: This usually reflects invalid usage of NCCL library.";
         let all = scan(log.lines().map(str::to_owned));
-        let found: Vec<_> = all.iter().map(|found| (found.entry.id, found.line, found.count)).collect();
+        let found: Vec<_> = all.iter().map(|found| (&*found.entry.id, found.line, found.count)).collect();
         assert_eq!(found, [("nccl-duplicate-gpu", 2, 2), ("nccl-invalid-call", 4, 1)]);
         let text = found_table(&all, Screen::PLAIN);
         assert!(text.starts_with("nccl-duplicate-gpu (line 2, in 2 lines)\n  [rank 1] NCCL WARN"), "{text}");

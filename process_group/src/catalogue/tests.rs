@@ -1,0 +1,105 @@
+use std::collections::BTreeSet;
+
+use super::*;
+
+fn id(text: &str) -> Option<&'static str> {
+    find(text).map(|entry| &*entry.id)
+}
+
+#[test]
+fn the_file_is_well_formed() {
+    if let Err(error) = Catalogue::parse(include_str!("catalogue.toml")) {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn every_entry_has_an_id_of_its_own_and_explains_its_sample_before_all_others() {
+    let mut ids = BTreeSet::new();
+    for entry in sections().iter().flat_map(|section| &section.entries) {
+        assert!(ids.insert(&entry.id), "{} is there twice", entry.id);
+        assert_eq!(id(&entry.sample), Some(&*entry.id), "{}", entry.sample);
+        assert!(!entry.sample.contains('\n') && entry.sample.len() < 400, "{}: one line", entry.id);
+        for text in [&entry.cause, &entry.remedy] {
+            let is_clause = !text.is_empty() && !text.ends_with('.') && !text.contains("  ");
+            assert!(is_clause, "{}: {text}", entry.id);
+        }
+        if let Some(source) = &entry.source {
+            assert!(source.starts_with("https://"), "{}: {source}", entry.id);
+        }
+    }
+    assert!(ids.len() > 70, "only {} entries", ids.len());
+}
+
+#[test]
+fn a_pattern_does_not_cross_lines_and_the_best_entry_of_all_lines_wins() {
+    let text = "ncclSystemError: System call failed\nError: failed to extend /dev/shm/nccl-x to 4 bytes";
+    assert_eq!(id(text), Some("shared-memory-too-small"));
+    assert_eq!(id("connect to\n<1> failed : connection\nrefused"), None);
+}
+
+#[test]
+fn colours_prefixes_and_letter_case_hide_no_error() {
+    for text in [
+        "\x1b[31m[rank 3]\x1b[0m CUDA error: out \x1b[1mof\x1b[0m memory",
+        "[rank3]: 2026-01-02T03:04:05Z trainer.py:17 CUDA ERROR: OUT OF MEMORY",
+        "\x1b]8;;https://example.org\x1b\\cuda\x1b]8;;\x07 error: out of memory",
+    ] {
+        assert_eq!(id(text), Some("gpu-memory-full"), "{text}");
+    }
+}
+
+const ABORT: &str = "\
+[rank1]:[E ProcessGroupNCCL.cpp:2068] watchdog thread terminated: CUDA error: an illegal memory access was encountered
+Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7fd00ae6c1b8 in libc10.so)
+frame #1: out of memory(Address already in use) + 0xe0 (0x7fd00ae15a76 in libc10.so)
+<omitting python frames>
+frame #9: clone + 0x43 (0x7fd0565ea133 in libc.so.6)
+";
+
+#[test]
+fn an_abort_is_explained_by_the_error_above_its_frames() {
+    assert_eq!(id(ABORT), Some("kernel-went-astray"));
+    let first = ABORT.lines().next().expect("a line");
+    assert_eq!(telling_lines(ABORT.lines(), 12), [first]);
+}
+
+#[test]
+fn stack_traces_are_left_out_of_the_telling_lines() {
+    for (tail, expected) in [
+        (
+            "Traceback (most recent call last):\n  File \"a.py\", line 3, in main\n    raise X('Address already in use')\n    \
+             ^^^^^^^\nValueError: no such thing\n",
+            "ValueError: no such thing",
+        ),
+        (
+            "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"a.py\", line 3, in main\n[rank0]:     x()\n[rank0]: \
+             ValueError: no such thing",
+            "[rank0]: ValueError: no such thing",
+        ),
+        (
+            "thread 'main' panicked at src/main.rs:2:5:\nindex out of bounds\nstack backtrace:\n   0: rust_begin_unwind\n             \
+             at /rustc/1/library/std/src/panicking.rs:5:5\n   1: core::panicking::panic_fmt\nnote: run with \
+             `RUST_BACKTRACE=full` for a verbose backtrace.",
+            "thread 'main' panicked at src/main.rs:2:5:\nindex out of bounds",
+        ),
+        ("\n\nonly a text\n", "only a text"),
+        ("frame #0: a + 0x1 (0x2 in c)", "frame #0: a + 0x1 (0x2 in c)"),
+        ("", ""),
+    ] {
+        assert_eq!(telling_lines(tail.lines(), 12).join("\n"), expected);
+    }
+}
+
+#[test]
+fn of_too_many_lines_the_last_stay_and_the_one_that_is_explained_best() {
+    let lines = ["one", "CUDA error: out of memory", "two", "Broken pipe (os error 32)", "three", "four"];
+    assert_eq!(telling_lines(lines, 3), ["CUDA error: out of memory", "three", "four"]);
+    assert_eq!(telling_lines(lines, 6), lines);
+    assert_eq!(
+        telling_lines(["CUDA error: out of memory", "a", "no route to host"], 2),
+        ["CUDA error: out of memory", "no route to host"]
+    );
+    assert_eq!(telling_lines(["a", "b", "c"], 2), ["b", "c"]);
+}
