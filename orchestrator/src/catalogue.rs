@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 pub use ryzanstein_process_group::catalogue::{
-    Entry, FrameFilter, Section, find, sections, telling_lines, without_colors,
+    Entry, FrameFilter, Section, find, find_in_line, sections, telling_lines, without_colors,
 };
 
 use crate::table::{self, Cell, Column, Screen, Tone, wrap};
@@ -71,7 +71,7 @@ pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
         if frames.is_frame(&text) {
             continue;
         }
-        let Some(entry) = find(&text) else { continue };
+        let Some(entry) = find_in_line(&text) else { continue };
         match all.iter_mut().find(|found| found.entry.id == entry.id) {
             Some(found) => found.count += 1,
             None => all.push(Found { entry, line: index + 1, text: text.trim().to_owned(), count: 1 }),

@@ -106,6 +106,11 @@ pub fn find(text: &str) -> Option<&'static Entry> {
     found.map(|(_, entry)| entry)
 }
 
+/// Returns the first entry that explains a line, which has no colours and is not a stack frame.
+pub fn find_in_line(line: &str) -> Option<&'static Entry> {
+    CATALOGUE.explain(line).map(|(_, entry)| entry)
+}
+
 /// Returns the remedy for an error of NCCL or CUDA, if it is known.
 pub(crate) fn remedy(text: &str) -> Option<&'static str> {
     find(text).map(|entry| &*entry.remedy)

@@ -28,7 +28,7 @@ fn every_entry_has_an_id_of_its_own_and_explains_its_sample_before_all_others() 
             assert!(source.starts_with("https://"), "{}: {source}", entry.id);
         }
     }
-    assert!(ids.len() > 70, "only {} entries", ids.len());
+    assert!(ids.len() > 100, "only {} entries", ids.len());
 }
 
 #[test]

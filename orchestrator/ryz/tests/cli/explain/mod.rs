@@ -2,6 +2,7 @@
 
 mod page;
 mod provoked;
+mod texts;
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
