@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 pub use ryzanstein_process_group::catalogue::{
-    Entry, FrameFilter, Section, find, find_in_line, sections, telling_lines, without_colors,
+    Entry, Line, LineExplainer, Section, find, sections, telling_lines, without_colors,
 };
 
 use crate::table::{self, Cell, Column, Screen, Tone, wrap};
@@ -64,17 +64,16 @@ pub struct Found {
 
 /// Finds the errors of a text, such as a whole log, each once, in the order of their first lines. Stack traces are ignored.
 pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
-    let mut frames = FrameFilter::default();
+    let mut explainer = LineExplainer::default();
     let mut all: Vec<Found> = Vec::new();
-    for (index, line) in lines.into_iter().enumerate() {
-        let text = without_colors(&line);
-        if frames.is_frame(&text) {
-            continue;
-        }
-        let Some(entry) = find_in_line(&text) else { continue };
+    for (index, text) in lines.into_iter().enumerate() {
+        let Line::Known { entry, .. } = explainer.explain(&text) else { continue };
         match all.iter_mut().find(|found| found.entry.id == entry.id) {
             Some(found) => found.count += 1,
-            None => all.push(Found { entry, line: index + 1, text: text.trim().to_owned(), count: 1 }),
+            None => {
+                let text = without_colors(&text).trim().to_owned();
+                all.push(Found { entry, line: index + 1, text, count: 1 });
+            }
         }
     }
     all

@@ -4,10 +4,12 @@
 //! operating system. The orchestrator explains texts with them, and prints them in the troubleshooting page of the book.
 
 use std::borrow::Cow;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use regex::Regex;
-use regex::bytes::{RegexSet, RegexSetBuilder};
+use regex_automata::hybrid::dfa::{Cache, DFA};
+use regex_automata::nfa::thompson::{self, WhichCaptures};
+use regex_automata::util::syntax;
+use regex_automata::{Input, MatchKind, PatternSet};
 use serde::Deserialize;
 
 /// A known error.
@@ -16,7 +18,7 @@ use serde::Deserialize;
 pub struct Entry {
     /// Its name, which never changes: `nccl-duplicate-gpu`.
     pub id: String,
-    /// Regular expressions of its messages, in any letter case: a line with a match of any of them is such an error.
+    /// Regular expressions of its messages, in lower case: a line with a match of any of them is such an error, whatever its case.
     pub patterns: Vec<String>,
     /// A real message that this entry explains and no earlier entry does.
     pub sample: String,
@@ -51,41 +53,58 @@ struct File {
     sections: Vec<Section>,
 }
 
+/// What a pattern of the file stands for.
+#[derive(Clone, Copy, Debug)]
+enum Meaning {
+    /// The entry of this number in this section.
+    Entry(usize, usize),
+    Frame,
+    Noise,
+}
+
 struct Catalogue {
     sections: Vec<Section>,
-    /// The patterns of all entries, in their order.
-    patterns: RegexSet,
-    /// The section and the entry of each pattern.
-    owners: Vec<(usize, usize)>,
-    noise: RegexSet,
-    frames: RegexSet,
+    /// All patterns at once, with the states that lines have led to. A line costs one pass, whatever the number of patterns.
+    patterns: DFA,
+    states: Mutex<Cache>,
+    /// The meaning of each pattern. Those of entries are first, in the order of the file.
+    meanings: Vec<Meaning>,
 }
 
 impl Catalogue {
     fn parse(text: &str) -> Result<Self, String> {
-        let set = |patterns: &[&String]| {
-            let mut builder = RegexSetBuilder::new(patterns);
-            builder.case_insensitive(true).unicode(false).build().map_err(|error| error.to_string())
-        };
+        /// Maximum size of the states, in bytes; if it is reached, they are built anew.
+        const STATES: usize = 16 << 20;
         let File { noise, frames, sections } = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut patterns = Vec::new();
-        let mut owners = Vec::new();
+        let mut meanings = Vec::new();
         for (s, section) in sections.iter().enumerate() {
             for (e, entry) in section.entries.iter().enumerate() {
                 patterns.extend(&entry.patterns);
-                owners.resize(patterns.len(), (s, e));
+                meanings.resize(patterns.len(), Meaning::Entry(s, e));
             }
         }
-        let patterns = set(&patterns)?;
-        let [noise, frames] = [noise, frames].map(|all| set(&all.iter().collect::<Vec<_>>()));
-        Ok(Self { sections, patterns, owners, noise: noise?, frames: frames? })
+        for (list, meaning) in [(&frames, Meaning::Frame), (&noise, Meaning::Noise)] {
+            patterns.extend(list);
+            meanings.resize(patterns.len(), meaning);
+        }
+        let patterns = DFA::builder()
+            .configure(DFA::config().match_kind(MatchKind::All).cache_capacity(STATES))
+            .syntax(syntax::Config::new().unicode(false).utf8(false))
+            .thompson(thompson::Config::new().utf8(false).which_captures(WhichCaptures::None))
+            .build_many(&patterns)
+            .map_err(|error| error.to_string())?;
+        Ok(Self { sections, states: Mutex::new(patterns.create_cache()), patterns, meanings })
     }
 
-    /// Returns the number of the first pattern that the line has, and its entry.
-    fn explain(&self, line: &str) -> Option<(usize, &Entry)> {
-        let first = self.patterns.matches(line.as_bytes()).iter().next()?;
-        let (section, entry) = self.owners[first];
-        Some((first, &self.sections[section].entries[entry]))
+    /// Returns the patterns of a line, which is in lower case.
+    fn patterns_of(&self, line: &str) -> PatternSet {
+        let mut found = PatternSet::new(self.meanings.len());
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        self.patterns
+            .try_which_overlapping_matches(&mut states, &Input::new(line), &mut found)
+            .expect("no byte ends a search, and states may be built anew without limit");
+        found
     }
 }
 
@@ -97,18 +116,11 @@ pub fn sections() -> &'static [Section] {
     &CATALOGUE.sections
 }
 
-/// Returns the first entry, in the catalogue's order, that explains a line of the text. Colours and stack frames are ignored.
+/// Returns the first entry, in the catalogue's order, that explains a line of the text. Stack traces are ignored.
 pub fn find(text: &str) -> Option<&'static Entry> {
-    let text = without_colors(text);
-    let mut frames = FrameFilter::default();
-    let lines = text.lines().filter(|line| !frames.is_frame(line));
-    let found = lines.filter_map(|line| CATALOGUE.explain(line)).min_by_key(|(order, _)| *order);
-    found.map(|(_, entry)| entry)
-}
-
-/// Returns the first entry that explains a line, which has no colours and is not a stack frame.
-pub fn find_in_line(line: &str) -> Option<&'static Entry> {
-    CATALOGUE.explain(line).map(|(_, entry)| entry)
+    let mut explainer = LineExplainer::default();
+    let known = text.lines().filter_map(|line| explainer.explain(line).known());
+    known.min_by_key(|(order, _)| *order).map(|(_, entry)| entry)
 }
 
 /// Returns the remedy for an error of NCCL or CUDA, if it is known.
@@ -118,40 +130,77 @@ pub(crate) fn remedy(text: &str) -> Option<&'static str> {
 
 /// Removes a terminal's escape sequences, such as colours.
 pub fn without_colors(text: &str) -> Cow<'_, str> {
-    static ESCAPES: LazyLock<Regex> = LazyLock::new(|| {
-        let sequence = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])";
-        Regex::new(sequence).expect("a regular expression")
-    });
-    ESCAPES.replace_all(text, "")
+    if text.contains('\x1b') { anstream::adapter::strip_str(text).to_string().into() } else { text.into() }
 }
 
-/// Tells lines that describe where an error was raised from lines that describe the error.
+/// Explains the lines of a text, one after the other.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct FrameFilter {
-    /// Indentation of the frame that the last line belonged to.
+pub struct LineExplainer {
+    /// Indentation of the stack frame that the last line belonged to.
     frame: Option<usize>,
 }
 
-impl FrameFilter {
-    /// Returns true if this line is part of a stack trace. Must be called for each line of a text, in order; the lines have no
-    /// colours.
-    pub fn is_frame(&mut self, line: &str) -> bool {
-        // What torchrun and our launcher put before each line of a rank.
-        static PREFIX: LazyLock<Regex> =
-            LazyLock::new(|| Regex::new(r"^(?:\[rank ?[0-9]+\]:? ?)*").expect("a regular expression"));
-        let own = PREFIX.find(line).map_or(line, |prefix| &line[prefix.end()..]);
-        let indent = own.len() - own.trim_start().len();
-        if CATALOGUE.frames.is_match(own.as_bytes()) {
+/// What a line of a text is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Line {
+    /// A part of a stack trace, which says where an error was raised, not which.
+    StackTrace,
+    /// A known error.
+    Known {
+        /// The first entry that explains it.
+        entry: &'static Entry,
+        /// The place of its pattern in the catalogue: of several lines, the lowest explains most.
+        order: usize,
+    },
+    /// Anything else.
+    Other,
+}
+
+impl Line {
+    fn known(self) -> Option<(usize, &'static Entry)> {
+        match self {
+            Self::Known { entry, order } => Some((order, entry)),
+            Self::StackTrace | Self::Other => None,
+        }
+    }
+}
+
+impl LineExplainer {
+    /// Explains the next line, whatever its letter case, its colours, and the rank in front of it.
+    pub fn explain(&mut self, line: &str) -> Line {
+        let line = without_colors(line).to_ascii_lowercase();
+        let line = without_rank(&line);
+        let indent = line.len() - line.trim_start().len();
+        let found = CATALOGUE.patterns_of(line);
+        let mut entry = None;
+        let (mut is_frame, mut is_noise) = (false, false);
+        for pattern in found.iter().map(|pattern| pattern.as_usize()) {
+            match CATALOGUE.meanings[pattern] {
+                Meaning::Entry(s, e) => entry = entry.or(Some((pattern, &CATALOGUE.sections[s].entries[e]))),
+                Meaning::Frame => is_frame = true,
+                Meaning::Noise => is_noise = true,
+            }
+        }
+        if is_frame {
             self.frame = Some(indent);
-            return true;
+        } else if self.frame.is_some_and(|frame| indent <= frame) {
+            self.frame = None;
         }
         // Below a frame, its source text is indented further.
-        if self.frame.is_some_and(|frame| indent > frame) {
-            return true;
+        if self.frame.is_some() || is_noise {
+            return Line::StackTrace;
         }
-        self.frame = None;
-        CATALOGUE.noise.is_match(own.as_bytes())
+        entry.map_or(Line::Other, |(order, entry)| Line::Known { entry, order })
     }
+}
+
+/// Returns a line, which is in lower case, without what torchrun and our launcher put before the lines of a rank.
+fn without_rank(mut line: &str) -> &str {
+    while let Some((_, rest)) = line.strip_prefix("[rank").and_then(|line| line.split_once(']')) {
+        let rest = rest.strip_prefix(':').unwrap_or(rest);
+        line = rest.strip_prefix(' ').unwrap_or(rest);
+    }
+    line
 }
 
 /// Returns the lines of a program's last output that tell what went wrong, at most `most`, in their order.
@@ -160,19 +209,20 @@ impl FrameFilter {
 /// and before them the line that the catalogue explains best.
 pub fn telling_lines<'a>(tail: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
     let tail: Vec<&str> = tail.into_iter().collect();
-    let mut frames = FrameFilter::default();
-    let mut lines = tail.clone();
-    lines.retain(|line| !frames.is_frame(&without_colors(line)) && !line.trim().is_empty());
+    let mut explainer = LineExplainer::default();
+    let explained = tail.iter().map(|line| (*line, explainer.explain(line)));
+    let mut lines: Vec<(&str, Line)> =
+        explained.filter(|(text, line)| *line != Line::StackTrace && !text.trim().is_empty()).collect();
     if lines.is_empty() {
-        lines = tail;
+        return tail[tail.len().saturating_sub(most)..].to_vec();
     }
-    let rest = lines.split_off(lines.len().saturating_sub(most));
-    let order = |line: &&str| CATALOGUE.explain(&without_colors(line)).map_or(usize::MAX, |(order, _)| order);
-    let best = rest.iter().map(order).min().unwrap_or_default();
-    match lines.into_iter().min_by_key(order).filter(|line| order(line) < best) {
-        Some(line) => [line].into_iter().chain(rest.into_iter().skip(1)).collect(),
-        None => rest,
+    let mut rest = lines.split_off(lines.len().saturating_sub(most));
+    let order = |(_, line): &(&str, Line)| line.known().map_or(usize::MAX, |(order, _)| order);
+    let best = lines.into_iter().min_by_key(order);
+    if let Some(best) = best.filter(|best| rest.iter().all(|line| order(best) < order(line))) {
+        rest[0] = best;
     }
+    rest.into_iter().map(|(text, _)| text).collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,9 @@ fn every_entry_has_an_id_of_its_own_and_explains_its_sample_before_all_others() 
         assert!(ids.insert(&entry.id), "{} is there twice", entry.id);
         assert_eq!(id(&entry.sample), Some(&*entry.id), "{}", entry.sample);
         assert!(!entry.sample.contains('\n') && entry.sample.len() < 400, "{}: one line", entry.id);
+        for pattern in &entry.patterns {
+            assert_eq!(*pattern, pattern.to_ascii_lowercase(), "{}", entry.id);
+        }
         for text in [&entry.cause, &entry.remedy] {
             let is_clause = !text.is_empty() && !text.ends_with('.') && !text.contains("  ");
             assert!(is_clause, "{}: {text}", entry.id);
