@@ -7,7 +7,7 @@ macro_rules! choice {
     (
         $(#[$meta:meta])+
         $name:ident, $expected:literal, $example:literal {
-            $( $(#[$variant_meta:meta])+ $variant:ident = $text:literal $(or $alias:literal)?, )+
+            $( $(#[$variant_meta:meta])+ $variant:ident = $text:literal $(or $alias:literal)*, )+
         }
     ) => {
         $(#[$meta])+
@@ -32,7 +32,7 @@ macro_rules! choice {
 
             fn read(text: &str) -> Result<Self, Option<String>> {
                 match text.trim() {
-                    $( $text $(| $alias)? => Ok(Self::$variant), )+
+                    $( $text $(| $alias)* => Ok(Self::$variant), )+
                     other => Err(nearest(other, Self::ALL.iter().map(|choice| choice.name().to_owned()))
                         .map(|near| format!("did you mean `{near}`?"))),
                 }
@@ -149,11 +149,11 @@ choice! {
     /// The type of a model's weights in memory.
     ModelDType, "one of f32, f16, bf16", "bf16" {
         /// IEEE single precision.
-        F32 = "f32",
+        F32 = "f32" or "float32" or "float",
         /// IEEE half precision.
-        F16 = "f16",
+        F16 = "f16" or "float16" or "half",
         /// bfloat16: the range of f32 in 16 bits.
-        Bf16 = "bf16",
+        Bf16 = "bf16" or "bfloat16",
     }
 }
 

@@ -51,6 +51,7 @@ mod load;
 pub mod nccl;
 mod sections;
 mod setting;
+mod shown_ranks;
 mod size;
 mod source;
 mod tuning;
@@ -74,6 +75,7 @@ pub use sections::{
     DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
     OtlpConfig, ProcessGroupConfig, ProfileConfig, RendezvousConfig, SecurityConfig, TcpConfig,
 };
+pub use shown_ranks::ShownRanks;
 pub use size::ByteSize;
 pub use source::Source;
 #[doc(hidden)]

@@ -23,8 +23,8 @@ pub struct Sources {
     /// The file to read if the user named none. It need not exist.
     pub default_file: Option<PathBuf>,
     /// The environment of the process. Collect it with `std::env::vars_os()`, since `vars()` panics on a value that is not
-    /// Unicode. Names that do not begin with `RYZ_`, and those of [`RESERVED_ENVIRONMENT`], are ignored; any other name must be a
-    /// setting.
+    /// Unicode. Names that do not begin with `RYZ_`, those of [`RESERVED_ENVIRONMENT`], and those that Kubernetes sets for a Service
+    /// called `ryz`, are ignored; any other name must be a setting.
     pub environment: Vec<(String, String)>,
     /// Dotted keys, values, and the flags as the user typed them, such as `--world-size`. The last entry of a key takes
     /// precedence.
@@ -140,7 +140,8 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
         Err(error) => problems.push(error),
     }
     for (name, value) in &sources.environment {
-        if !name.starts_with("RYZ_") || RESERVED_ENVIRONMENT.contains(&name.as_str()) {
+        let is_reserved = RESERVED_ENVIRONMENT.contains(&name.as_str());
+        if !name.starts_with("RYZ_") || is_reserved || is_of_a_service(name, value) {
             continue;
         }
         let source = Source::Environment(name.clone());
@@ -158,6 +159,27 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
         }
     }
     (layers, problems)
+}
+
+/// Returns true if Kubernetes sets this variable in every container beside a Service whose name begins with `ryz`.
+fn is_of_a_service(name: &str, value: &str) -> bool {
+    let is_url = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
+    let is_port = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    // `…_PORT_80_TCP`, perhaps with one of three ends.
+    let (end, of_port) = (name.rsplit_once("_PORT_"), ["", "_PROTO", "_PORT", "_ADDR"]);
+    let name_of_port = |text: &str| {
+        let (number, rest) = text.split_once('_').unwrap_or_default();
+        is_port(number)
+            && ["TCP", "UDP", "SCTP"]
+                .iter()
+                .any(|protocol| of_port.iter().any(|end| rest == format!("{protocol}{end}")))
+    };
+    name.ends_with("_SERVICE_HOST")
+        || (name.ends_with("_SERVICE_PORT") || name.contains("_SERVICE_PORT_")) && is_port(value)
+        || name.ends_with("_PORT") && is_url
+        || end.is_some_and(|(_, end)| name_of_port(end))
+        // The inner `_PORT_` of `…_PORT_80_TCP_PORT` is not the last.
+        || name.strip_suffix("_PORT").and_then(|name| name.rsplit_once("_PORT_")).is_some_and(|(_, end)| name_of_port(end))
 }
 
 /// Returns the path and contents of the file, or `None` if the user named none and there is no default file.

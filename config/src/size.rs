@@ -2,8 +2,8 @@
 
 use crate::setting::{Setting, public_setting};
 
-/// A number of bytes, written with a unit: `KB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` powers of 1024; `B` or no unit
-/// means bytes.
+/// A number of bytes, written with a unit: `KB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` powers of 1024, and so are `K M G T`,
+/// as in nccl-tests; `B` or no unit means bytes.
 ///
 /// ```
 /// use ryzanstein_config::ByteSize;
@@ -57,7 +57,7 @@ impl ByteSize {
 
 impl Setting for ByteSize {
     const EXPECTED: &'static str =
-        "a size in bytes, or a number with a unit (KB, MB, GB, TB; KiB, MiB, GiB, TiB)";
+        "a size in bytes, or a number with a unit (KB, MB, GB, TB; KiB or K, MiB or M, GiB or G, TiB or T)";
     const EXAMPLE: &'static str = "25MiB";
 
     fn read(text: &str) -> Result<Self, Option<String>> {
@@ -68,7 +68,15 @@ impl Setting for ByteSize {
         if number.is_empty() || unit.starts_with('.') {
             return Err(None);
         }
-        let known = UNITS.iter().find(|(name, _)| *name == if unit.is_empty() { "B" } else { unit });
+        let unit_name = match unit {
+            "" => "B",
+            "K" | "k" => "KiB",
+            "M" => "MiB",
+            "G" => "GiB",
+            "T" => "TiB",
+            unit => unit,
+        };
+        let known = UNITS.iter().find(|(name, _)| *name == unit_name);
         let (_, factor) = known.ok_or_else(|| Some(format!("`{unit}` is not a unit of size")))?;
         let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*factor));
         bytes.map(Self).ok_or_else(|| Some("more bytes than 64 bits count".into()))

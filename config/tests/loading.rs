@@ -116,6 +116,24 @@ fn what_a_launcher_tells_its_ranks_is_not_a_setting() {
 }
 
 #[test]
+fn what_kubernetes_sets_for_a_service_is_not_a_setting() {
+    let of_services = [
+        ("RYZ_SERVICE_HOST", "10.0.0.1"),
+        ("RYZ_SERVICE_PORT", "80"),
+        ("RYZ_SERVER_SERVICE_PORT_HTTP", "80"),
+        ("RYZ_PORT", "tcp://10.0.0.1:80"),
+        ("RYZ_PORT_80_TCP", "tcp://10.0.0.1:80"),
+        ("RYZ_PORT_80_TCP_PROTO", "tcp"),
+        ("RYZ_PORT_80_TCP_PORT", "80"),
+        ("RYZ_A_PORT_53_UDP_ADDR", "10.0.0.1"),
+    ];
+    assert_eq!(Config::load(&environment(&of_services)).expect("ignored"), Config::default());
+    for name in ["RYZ_PORT", "RYZ_SERVICE_PORTS", "RYZ_PORT_X_TCP", "RYZ_RENDEZVOUS__PORT"] {
+        assert!(refusal(&environment(&[(name, "80")])).contains(name), "{name}");
+    }
+}
+
+#[test]
 fn the_default_file_may_be_absent_and_counts_when_it_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ryzanstein.toml");

@@ -36,6 +36,30 @@ pub fn explain(message: &str) -> Option<Explanation> {
     Some(Explanation { id: &entry.id, cause: &entry.cause, remedy })
 }
 
+/// Returns true if a text says that another process is the origin of its failure.
+pub(crate) fn is_echo(text: &str) -> bool {
+    find(text).is_some_and(|entry| entry.is_echo)
+}
+
+/// Returns the lines at the end of a program's output that tell most of its failure, without `error: ` in front. Of a line that was
+/// overwritten, such as a progress bar, the last text counts; of a long line, the end.
+pub(crate) fn telling(output: &str) -> String {
+    /// Maximum number of lines.
+    const LINES: usize = 12;
+    /// Maximum number of bytes of a line.
+    const BYTES: usize = 1 << 10;
+    let shown = |line: &'_ str| -> String {
+        let line = line.trim_end();
+        let line = line.rsplit('\r').next().unwrap_or(line);
+        let start = line.len().saturating_sub(BYTES);
+        let start = (start..=line.len()).find(|at| line.is_char_boundary(*at)).unwrap_or(start);
+        line[start..].to_owned()
+    };
+    let lines: Vec<String> = output.lines().map(shown).collect();
+    let text = telling_lines(lines.iter().map(String::as_str), LINES).join("\n");
+    text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text)
+}
+
 impl Explanation {
     /// Formats lines below an error, each indented: the cause after `label`, and the remedy.
     pub fn lines(&self, label: &str, screen: Screen) -> String {
@@ -158,6 +182,15 @@ mod tests {
         let explanation =
             explain("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 4 bytes").expect("known");
         assert!(explanation.remedy.is_some_and(|remedy| remedy.contains("--shm-size")));
+    }
+
+    #[test]
+    fn the_telling_lines_are_those_that_were_last_seen() {
+        let output = "starting\n\rstep 1\rstep 2\n\nerror: no space\r\n";
+        assert_eq!(telling(output), "starting\nstep 2\nerror: no space");
+        assert_eq!(telling("error: no space\n"), "no space");
+        let long = format!("{}é the cause", "x".repeat(5000));
+        assert!(telling(&long).ends_with("é the cause") && telling(&long).len() <= 1 << 10);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! One dedicated thread writes to each stream. If the stream's reader stops reading (a paused pager, a full pipe, Ctrl-S), that
 //! blocks this thread and nothing else. A blocked thread does not keep a process from exiting.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +31,30 @@ pub fn stdout() -> &'static Stream {
     &STDOUT
 }
 
-/// Returns standard error.
+/// Returns standard error: the same stream as [`stdout`] if both lead to the same file, such as a terminal.
 pub fn stderr() -> &'static Stream {
-    static STDERR: LazyLock<Stream> = LazyLock::new(|| Stream::start("ryz-stderr", io::stderr()));
+    static STDERR: LazyLock<Stream> = LazyLock::new(|| {
+        if is_same_file(&io::stdout(), &io::stderr()) {
+            stdout().clone()
+        } else {
+            Stream::start("ryz-stderr", io::stderr())
+        }
+    });
     &STDERR
+}
+
+fn is_same_file(a: &impl AsFd, b: &impl AsFd) -> bool {
+    let identity = |file: &rustix::fs::Stat| (file.st_dev, file.st_ino);
+    let [a, b] = [rustix::fs::fstat(a), rustix::fs::fstat(b)];
+    a.is_ok_and(|a| b.is_ok_and(|b| identity(&a) == identity(&b)))
+}
+
+/// Returns the first failed write of a stream that has not lost its reader: a full disk, for example.
+pub fn write_error() -> Option<String> {
+    [("standard output", stdout()), ("standard error", stderr())].into_iter().find_map(|(name, stream)| {
+        let error = stream.0.state().error.filter(|error| *error != Errno::PIPE)?;
+        Some(format!("cannot write to {name}: {}", io::Error::from(error)))
+    })
 }
 
 /// Waits until both streams have written their queues. Gives up once neither has written anything for `patience`: a slow reader
@@ -78,15 +99,77 @@ struct Shared {
     room: Semaphore,
 }
 
+/// One of the writers of a stream whose lines carry a prefix.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Writer {
+    /// A number of its own.
+    pub(crate) id: usize,
+    /// The prefix of its lines.
+    pub(crate) prefix: String,
+}
+
+/// The line at the end of a stream.
+#[derive(Debug, Default)]
+struct LastLine {
+    /// The writer whose line has not ended.
+    open: Option<usize>,
+    /// True if the next text overwrites this line, because it ends with a carriage return.
+    is_returned: bool,
+    /// The writers whose line was broken by another writer.
+    broken: BTreeSet<usize>,
+}
+
+impl LastLine {
+    /// Appends a writer's bytes to `out`. Each line begins with the writer's prefix, also after a carriage return. A line of
+    /// another writer that has not ended is broken first.
+    fn append(&mut self, writer: &Writer, bytes: &[u8], out: &mut Vec<u8>) {
+        for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+            let is_own = self.open == Some(writer.id);
+            let is_broken = self.broken.remove(&writer.id);
+            if piece == b"\n" && is_broken {
+                continue;
+            }
+            if !is_own {
+                self.break_line(out);
+            }
+            let is_bare = piece == b"\r" || (is_own && self.is_returned && piece == b"\n");
+            if !is_bare && (!is_own || self.is_returned) {
+                out.extend_from_slice(writer.prefix.as_bytes());
+            }
+            out.extend_from_slice(piece);
+            self.open = (!piece.ends_with(b"\n")).then_some(writer.id);
+            self.is_returned = piece.ends_with(b"\r");
+        }
+    }
+
+    /// Ends the line that has not ended, if there is one, for text of another writer.
+    fn break_line(&mut self, out: &mut Vec<u8>) {
+        if let Some(writer) = self.open.take() {
+            out.push(b'\n');
+            self.broken.insert(writer);
+        }
+    }
+
+    /// Ends the line of a writer that writes no more.
+    fn end(&mut self, writer: &Writer, out: &mut Vec<u8>) {
+        if self.open == Some(writer.id) {
+            out.push(b'\n');
+            self.open = None;
+        }
+        self.broken.remove(&writer.id);
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     queued: Vec<u8>,
+    last_line: LastLine,
     /// The part of `room` that `queued` occupies.
     reserved: usize,
     /// True while the thread writes the bytes that it took from the queue.
     writing: bool,
-    /// True once the stream has no reader: everything is discarded.
-    closed: bool,
+    /// The error of the write that failed. From then on, everything is discarded.
+    error: Option<Errno>,
 }
 
 impl Stream {
@@ -98,40 +181,50 @@ impl Stream {
         if let Err(error) = thread {
             // A system without a thread for this starts no rank either. Nothing runs yet, so this may block.
             eprintln!("ryz: no thread for {name}: {error}; nothing more is written there");
-            shared.close();
+            shared.close(Errno::AGAIN);
         }
         Self(shared)
     }
 
-    /// Queues the output of a rank. Waits while the queue is full, so that a rank cannot write faster than this stream's reader
-    /// reads. Once the stream has no reader, `line` is discarded.
-    pub async fn write(&self, line: &[u8]) {
-        let reserved = line.len().min(LIMIT);
+    /// Queues the output of a writer: as it is, or in lines with the prefix of the writer, if there is one. Waits while the queue
+    /// is full, so that a rank cannot write faster than this stream's reader reads. After a failed write, discards the output.
+    pub(crate) async fn write(&self, writer: Option<&Writer>, bytes: &[u8]) {
+        let reserved = bytes.len().min(LIMIT);
         if let Ok(room) = self.0.room.acquire_many(reserved as u32).await {
             room.forget();
-            let mut state = self.0.state();
-            if !state.closed {
-                state.queued.extend_from_slice(line);
+            self.0.queue(|state| {
+                match writer {
+                    Some(writer) => state.last_line.append(writer, bytes, &mut state.queued),
+                    None => {
+                        state.last_line.break_line(&mut state.queued);
+                        state.queued.extend_from_slice(bytes);
+                    }
+                }
                 state.reserved += reserved;
-                self.0.filled.notify_one();
-            }
+            });
         }
     }
 
-    /// Queues a message of the launcher itself. Never waits: the message is discarded if the queue is far too long, or if the
-    /// stream has no reader.
+    /// Ends the last line of a writer that writes no more.
+    pub(crate) fn end(&self, writer: &Writer) {
+        self.0.queue(|state| state.last_line.end(writer, &mut state.queued));
+    }
+
+    /// Queues a message of the launcher itself, of whole lines. Never waits: the message is discarded if the queue is far too long,
+    /// or after a failed write.
     pub fn say(&self, text: &str) {
-        let mut state = self.0.state();
-        if !state.closed && state.queued.len() + text.len() <= 2 * LIMIT {
-            state.queued.extend_from_slice(text.as_bytes());
-            self.0.filled.notify_one();
-        }
+        self.0.queue(|state| {
+            if state.queued.len() + text.len() <= 2 * LIMIT {
+                state.last_line.break_line(&mut state.queued);
+                state.queued.extend_from_slice(text.as_bytes());
+            }
+        });
     }
 
     /// Returns true if everything has been written that ever will be.
     fn is_flushed(&self) -> bool {
         let state = self.0.state();
-        state.closed || (!state.writing && state.queued.is_empty())
+        state.error.is_some() || (!state.writing && state.queued.is_empty())
     }
 }
 
@@ -153,7 +246,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes until the stream has no reader, each time everything that has been queued meanwhile.
+    /// Writes until a write fails, each time everything that has been queued meanwhile.
     fn run(&self, to: &impl AsFd) {
         let mut batch = Vec::new();
         loop {
@@ -165,16 +258,25 @@ impl Shared {
                 std::mem::swap(&mut state.queued, &mut batch);
                 std::mem::take(&mut state.reserved)
             };
-            if write_all(to, &batch).is_err() {
-                return self.close();
+            if let Err(error) = write_all(to, &batch) {
+                return self.close(error);
             }
             self.room.add_permits(reserved);
             self.state().writing = false;
         }
     }
 
-    fn close(&self) {
-        *self.state() = State { closed: true, ..State::default() };
+    /// Changes the queue and wakes the thread, unless a write has failed.
+    fn queue(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        if state.error.is_none() {
+            change(&mut state);
+            self.filled.notify_one();
+        }
+    }
+
+    fn close(&self, error: Errno) {
+        *self.state() = State { error: Some(error), ..State::default() };
         self.room.close();
     }
 }
@@ -220,12 +322,78 @@ mod tests {
         let (mut reader, writer) = pipe().expect("a pipe");
         let stream = Stream::start("test", writer);
         stream.say("one\n");
-        runtime().block_on(stream.write(b"two\n"));
+        runtime().block_on(stream.write(None, b"two\n"));
         stream.say("three\n");
         assert!(is_flushed_in(&stream, LONG));
         let mut bytes = [0; 14];
         reader.read_exact(&mut bytes).expect("read");
         assert_eq!(&bytes, b"one\ntwo\nthree\n");
+    }
+
+    /// Returns the text that writers 0, 1, … give, each with its number as prefix.
+    fn lines(writes: &[(usize, &str)]) -> String {
+        let (mut line, mut out) = (LastLine::default(), Vec::new());
+        for (id, text) in writes {
+            line.append(&Writer { id: *id, prefix: format!("{id}> ") }, text.as_bytes(), &mut out);
+        }
+        String::from_utf8(out).expect("UTF-8")
+    }
+
+    #[test]
+    fn every_line_has_one_prefix_however_it_is_cut() {
+        assert_eq!(lines(&[(0, "one\ntwo\n")]), "0> one\n0> two\n");
+        assert_eq!(lines(&[(0, "o"), (0, "n"), (0, "e\n"), (0, "\n")]), "0> one\n0> \n");
+    }
+
+    #[test]
+    fn a_line_that_is_overwritten_keeps_its_prefix() {
+        assert_eq!(lines(&[(0, "\rstep 1"), (0, "\rstep 2\n")]), "\r0> step 1\r0> step 2\n");
+        assert_eq!(lines(&[(0, "step 1\r"), (0, "step 2\r\n")]), "0> step 1\r0> step 2\r\n");
+        assert_eq!(lines(&[(0, "dos\r"), (0, "\nunix\n")]), "0> dos\r\n0> unix\n");
+    }
+
+    #[test]
+    fn a_line_that_another_writer_breaks_goes_on_in_a_line_of_its_own() {
+        assert_eq!(
+            lines(&[(0, "half"), (1, "whole\n"), (0, " a line\n")]),
+            "0> half\n1> whole\n0>  a line\n"
+        );
+        // Its end alone is no line.
+        assert_eq!(
+            lines(&[(0, "one"), (1, "two\n"), (0, "\n"), (0, "three\n")]),
+            "0> one\n1> two\n0> three\n"
+        );
+    }
+
+    #[test]
+    fn a_message_of_the_launcher_begins_a_line_and_an_end_completes_one() {
+        let (mut reader, writer) = pipe().expect("a pipe");
+        let stream = Stream::start("test", writer);
+        let rank = Writer { id: 0, prefix: "0> ".into() };
+        runtime().block_on(stream.write(Some(&rank), b"half"));
+        stream.say("ryz: message\n");
+        runtime().block_on(stream.write(Some(&rank), b"rest"));
+        stream.end(&rank);
+        assert!(is_flushed_in(&stream, LONG));
+        drop(stream);
+        let mut bytes = [0; 32];
+        let count = reader.read(&mut bytes).expect("read");
+        assert!(b"0> half\nryz: message\n0> rest\n".starts_with(&bytes[..count]));
+    }
+
+    proptest::proptest! {
+        /// However the ranks' output is cut and mixed, the bytes of each rank arrive in order, and each line has one writer.
+        #[test]
+        fn the_lines_of_writers_never_mix(writes in proptest::collection::vec((0..3_usize, "[ab\n]{0,6}"), 0..20)) {
+            let out = lines(&writes.iter().map(|(id, text)| (*id, text.as_str())).collect::<Vec<_>>());
+            for id in 0..3 {
+                let prefix = format!("{id}> ");
+                let shown: String = out.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+                let wrote: String = writes.iter().filter(|(from, _)| *from == id).map(|(_, text)| text.replace('\n', "")).collect();
+                proptest::prop_assert_eq!(shown, wrote);
+            }
+            proptest::prop_assert!(out.lines().all(|line| line.matches("> ").count() == 1));
+        }
     }
 
     #[test]
@@ -235,7 +403,7 @@ mod tests {
         let line = vec![b'x'; 64 << 10];
         let more = async {
             for _ in 0..100 {
-                stream.write(&line).await;
+                stream.write(None, &line).await;
             }
         };
         let waits =
@@ -257,7 +425,7 @@ mod tests {
         });
         assert!(is_flushed_in(&stream, LONG), "it goes on when the reader reads again");
         runtime()
-            .block_on(async { tokio::time::timeout(LONG, stream.write(b"more\n")).await })
+            .block_on(async { tokio::time::timeout(LONG, stream.write(None, b"more\n")).await })
             .expect("room");
         drop(read);
     }
@@ -270,7 +438,7 @@ mod tests {
         let line = vec![b'x'; 64 << 10];
         runtime().block_on(async {
             for _ in 0..100 {
-                tokio::time::timeout(LONG, stream.write(&line)).await.expect("discarded");
+                tokio::time::timeout(LONG, stream.write(None, &line)).await.expect("discarded");
             }
         });
         assert!(is_flushed_in(&stream, LONG));

@@ -231,8 +231,10 @@ impl fmt::Display for Collective {
 impl FromStr for Collective {
     type Err = UnknownCollective;
 
+    /// Also accepts names without the underscores, or with hyphens: `allreduce`, `all-reduce`.
     fn from_str(text: &str) -> Result<Self, UnknownCollective> {
-        let found = Self::ALL.into_iter().find(|collective| collective.name() == text);
+        let plain = |name: &str| name.replace(['_', '-'], "");
+        let found = Self::ALL.into_iter().find(|collective| plain(collective.name()) == plain(text));
         found.ok_or_else(|| UnknownCollective(text.to_owned()))
     }
 }

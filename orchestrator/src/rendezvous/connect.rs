@@ -17,6 +17,9 @@ use super::host::Host;
 use super::secret::SecretError;
 use super::{placement, secret};
 
+/// Interval between two attempts to look a name up.
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
+
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
@@ -255,11 +258,7 @@ fn from_master_address(
                 .into(),
         ));
     };
-    let address = (server.host(), server.port())
-        .to_socket_addrs()
-        .ok()
-        .and_then(|mut addresses| addresses.next())
-        .ok_or_else(|| Error::Configuration(format!("MASTER_ADDR: `{}` has no address", server.host())))?;
+    let address = resolve(&server, deadline)?;
     let given = configured_secret(environment)?;
     if given.is_none() && !address.ip().is_loopback() {
         return Err(Error::Configuration(format!(
@@ -276,6 +275,28 @@ fn from_master_address(
         return Ok(Kind::Client(Client::connect(server, secret, security, identity, deadline)?));
     }
     Host::start(config, identity, server, address, (given, shared), deadline).map(Kind::Host)
+}
+
+/// Looks a name up until the deadline: the name of another host may be known only after that host has started.
+fn resolve(server: &HostPort, deadline: Instant) -> Result<SocketAddr> {
+    let started = Instant::now();
+    loop {
+        let why = match (server.host(), server.port()).to_socket_addrs().map(|mut addresses| addresses.next())
+        {
+            Ok(Some(address)) => return Ok(address),
+            Ok(None) => String::new(),
+            Err(error) => format!(": {error}"),
+        };
+        if Instant::now() + LOOKUP_INTERVAL >= deadline {
+            return Err(Error::Rendezvous(format!(
+                "MASTER_ADDR: `{}` has no address, looked up for {:.1?} (rendezvous.timeout){why}; check the name, and that the \
+                 host of rank 0 is up",
+                server.host(),
+                started.elapsed()
+            )));
+        }
+        std::thread::sleep(LOOKUP_INTERVAL);
+    }
 }
 
 /// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.

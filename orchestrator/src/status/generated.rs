@@ -49,6 +49,15 @@ pub struct Rank {
     pub no_progress: ::core::option::Option<NoProgress>,
     #[prost(message, optional, tag = "9")]
     pub report: ::core::option::Option<Report>,
+    /// CPU time of the process, or of the program that it waits for, as with `sh -c PROGRAM`. Absent for a rank of another node.
+    #[prost(uint64, optional, tag = "10")]
+    pub cpu_ms: ::core::option::Option<u64>,
+    /// Resident memory of the same process.
+    #[prost(uint64, optional, tag = "11")]
+    pub resident_bytes: ::core::option::Option<u64>,
+    /// The system call, or the function of the kernel, in which its first thread waits.
+    #[prost(string, optional, tag = "12")]
+    pub waits_in: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NoProgress {

@@ -77,6 +77,31 @@ fn choose(ranks: &[Rank], most: usize) -> Vec<&Rank> {
 }
 
 fn rank_table(ranks: &[&Rank], screen: Screen) -> String {
+    // Programs that do not use the library are described by the kernel alone.
+    if ranks.iter().all(|rank| rank.report.is_none()) {
+        let columns = [
+            Column::right("rank"),
+            Column::left("state"),
+            Column::left("process"),
+            Column::left("waits in").drop_priority(3),
+            Column::right("CPU time").drop_priority(2),
+            Column::right("memory").drop_priority(1),
+            Column::right("pid").drop_priority(4),
+        ];
+        let row = |rank: &&Rank| -> Vec<Cell> {
+            let letter = rank.process_state.as_ref().and_then(|state| state.chars().next());
+            vec![
+                rank.rank.to_string().into(),
+                state_cell(rank),
+                or_dash(letter.map(sentence::process_state)),
+                or_dash(rank.waits_in.clone()),
+                or_dash(rank.cpu_ms.map(milliseconds)),
+                or_dash(rank.resident_bytes.map(bytes)),
+                or_dash(rank.pid.map(|pid| pid.to_string())),
+            ]
+        };
+        return table::table(&columns, &ranks.iter().map(row).collect::<Vec<_>>(), screen);
+    }
     let has_gpus = ranks.iter().any(|rank| report(rank).is_some_and(|report| report.gpu.is_some()));
     let mut columns = vec![
         Column::right("rank"),
@@ -260,6 +285,8 @@ fn rank_json(rank: &Rank) -> Value {
         "pid": rank.pid,
         "state": state_name(rank),
         "process_state": rank.process_state,
+        "waits_in": rank.waits_in,
+        "cpu_s": rank.cpu_ms.map(seconds),
         "exit_code": rank.exit_code,
         "signal": rank.signal,
         "heartbeat_age_s": rank.heartbeat_age_ms.map(seconds),
@@ -271,7 +298,7 @@ fn rank_json(rank: &Rank) -> Value {
             "waited_s": seconds(missed.waited_ms),
         })),
         "groups": report.map(|report| report.groups.iter().map(group_json).collect::<Vec<_>>()),
-        "resident_bytes": report.and_then(|report| report.resident_bytes),
+        "resident_bytes": rank.resident_bytes.or(report.and_then(|report| report.resident_bytes)),
         "gpu": report.and_then(|report| report.gpu.as_ref()).map(|gpu| json!({
             "uuid": gpu.uuid,
             "lost": gpu.lost,

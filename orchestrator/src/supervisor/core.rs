@@ -48,6 +48,17 @@ impl Exit {
     }
 }
 
+/// The origin of a rank's failure, as far as the rank's own report or output tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// The rank itself, or unknown.
+    Itself,
+    /// This other rank.
+    Rank(Rank),
+    /// Another rank that is not named: the rank waited in vain, or lost a connection.
+    Another,
+}
+
 /// Limits set by the user.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
@@ -69,8 +80,8 @@ pub(crate) enum Event {
         rank: Rank,
         /// Exit of the rank.
         exit: Exit,
-        /// The rank whose failure caused this one, as the rank reported it.
-        caused_by: Option<Rank>,
+        /// The origin of the failure.
+        origin: Origin,
     },
     /// This signal stopped a rank's process: it runs no more until it is continued.
     Stopped(Rank, i32),
@@ -132,11 +143,12 @@ pub(crate) struct Outcome {
 pub(crate) struct FirstFailure {
     /// The rank that failed.
     pub rank: Rank,
-    /// Exit of the rank; `None` if it was still there: stopped, stuck, or cut off from the others.
+    /// Exit of the rank; `None` if it was still there: stopped, stuck, or cut off from the others. With code 0, it left while others
+    /// needed it.
     pub exit: Option<Exit>,
     /// The signal that stopped it, if it is stopped.
     pub stopped: Option<i32>,
-    /// The first rank that exited because of it: itself, unless `exit` is `None`.
+    /// The first rank that exited with a failure because of it, or itself.
     pub gave_up: Rank,
     /// The launcher's exit code.
     pub code: i32,
@@ -146,7 +158,7 @@ pub(crate) struct FirstFailure {
 #[derive(Clone, Copy, Debug)]
 struct ExitRecord {
     exit: Exit,
-    caused_by: Option<Rank>,
+    origin: Origin,
     /// Time at which the supervisor saw it. Exits seen at the same time have no order.
     seen: Duration,
     sequence: usize,
@@ -247,7 +259,7 @@ impl Core {
 
     fn during_an_epoch(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
-            Event::Exited { rank, exit, caused_by } => self.exited(now, rank, exit, caused_by),
+            Event::Exited { rank, exit, origin } => self.exited(now, rank, exit, origin),
             Event::Stopped(rank, signal) => {
                 let is_new = self.stopped.insert(rank, signal).is_none() && self.is_undisturbed();
                 is_new.then_some(Action::TellStopped(rank, signal)).into_iter().collect()
@@ -348,10 +360,10 @@ impl Core {
         vec![Action::Kill]
     }
 
-    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, caused_by: Option<Rank>) -> Vec<Action> {
+    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, origin: Origin) -> Vec<Action> {
         let sequence = self.exits.len();
         let requested = !self.is_undisturbed();
-        self.exits.entry(rank).or_insert(ExitRecord { exit, caused_by, seen: now, sequence, requested });
+        self.exits.entry(rank).or_insert(ExitRecord { exit, origin, seen: now, sequence, requested });
         let mut actions = Vec::new();
         if !exit.is_success() && self.phase == Phase::Running {
             self.phase = Phase::AwaitingExits { until: now + self.policy.exit_window };
@@ -363,36 +375,55 @@ impl Core {
         actions
     }
 
-    /// Returns the rank whose failure made the others fail. Of those that exited: root causes before secondary failures, then
-    /// the one seen first; of those seen at the same time, one that a signal ended before one that exited. If that one blames a
-    /// rank that is still there, the blamed rank failed first.
+    /// Returns the rank whose failure made the others fail. Of those that exited with a failure: root causes before secondary
+    /// failures, then the one seen first; of those seen at the same time, one that a signal ended before one that exited. If that
+    /// one failed because of another rank, the other rank failed first.
     pub(crate) fn first_failure(&self) -> Option<FirstFailure> {
-        let (gave_up, ended) =
-            self.exits.iter().filter(|(_, ended)| !ended.requested && !ended.exit.is_success()).min_by_key(
-                |(_, e)| (e.caused_by.is_some(), e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence),
-            )?;
+        let own = self.exits.iter().filter(|(_, ended)| !ended.requested);
+        let (gave_up, ended) = own.filter(|(_, ended)| !ended.exit.is_success()).min_by_key(|(_, e)| {
+            (e.origin != Origin::Itself, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence)
+        })?;
         let (gave_up, code) = (*gave_up, ended.exit.code());
-        Some(match self.culprit(gave_up) {
-            Some(rank) => {
-                FirstFailure { rank, exit: None, stopped: self.stopped.get(&rank).copied(), gave_up, code }
-            }
-            None => FirstFailure { rank: gave_up, exit: Some(ended.exit), stopped: None, gave_up, code },
-        })
+        let culprit = match ended.origin {
+            Origin::Itself => None,
+            Origin::Rank(_) | Origin::Another => self.culprit(gave_up),
+        };
+        let rank = culprit.unwrap_or(gave_up);
+        let exit = self.exits.get(&rank).filter(|ended| !ended.requested).map(|ended| ended.exit);
+        let stopped = if exit.is_none() { self.stopped.get(&rank).copied() } else { None };
+        Some(FirstFailure { rank, exit, stopped, gave_up, code })
     }
 
-    /// Follows the blame from `rank` to a rank that is still there, and returns it. Ranks of other nodes are unknown here, and
-    /// ranks may blame each other in a circle: neither leads to a culprit.
-    fn culprit(&self, mut rank: Rank) -> Option<Rank> {
+    /// Returns the rank that a rank gave up because of: the one that it blames, or else one that could not do its part. That is
+    /// one that is stopped, or that left with success before, or the only one that has not failed.
+    fn culprit(&self, gave_up: Rank) -> Option<Rank> {
+        let is_there = |rank: &Rank| self.exits.get(rank).is_none_or(|ended| ended.requested);
+        let mut stopped = self.stopped.keys().copied().filter(is_there);
+        let blamed = self.blamed(gave_up).filter(is_there);
+        if let Some(rank) = blamed.filter(|rank| self.stopped.contains_key(rank)).or_else(|| stopped.next()) {
+            return Some(rank);
+        }
+        let failed = self.exits.get(&gave_up)?;
+        let left = self.exits.iter().filter(|(_, e)| e.exit.is_success() && e.sequence < failed.sequence);
+        let mut others = self.ranks.iter().copied().filter(is_there);
+        blamed
+            .or_else(|| left.min_by_key(|(_, ended)| ended.sequence).map(|(rank, _)| *rank))
+            .or_else(|| others.next().filter(|_| others.next().is_none()))
+    }
+
+    /// Follows the blame from `rank` to its end. Ranks of other nodes are unknown here, and ranks may blame each other in a circle:
+    /// neither leads to an end.
+    fn blamed(&self, mut rank: Rank) -> Option<Rank> {
         let mut seen = BTreeSet::from([rank]);
         let mut last = None;
-        while let Some(blamed) = self.exits.get(&rank).and_then(|ended| ended.caused_by) {
+        while let Some(Origin::Rank(blamed)) = self.exits.get(&rank).map(|ended| ended.origin) {
             if !self.ranks.contains(&blamed) || !seen.insert(blamed) {
                 return None;
             }
             rank = blamed;
             last = Some(rank);
         }
-        last.filter(|rank| self.exits.get(rank).is_none_or(|ended| ended.requested))
+        last
     }
 
     fn conclude(&mut self, now: Duration) -> Action {

@@ -18,6 +18,31 @@ use super::core::signal as number;
 use super::descendants;
 use crate::console;
 
+/// The signals that are for the ranks alone: batch systems send them before a limit.
+const FOR_RANKS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::ALARM, Signal::XCPU, Signal::QUIT];
+
+/// Receives the signals that are for the ranks alone.
+pub(super) struct PassedOn(Vec<(Signal, tokio::signal::unix::Signal)>);
+
+impl PassedOn {
+    pub(super) fn listen() -> io::Result<Self> {
+        let listen = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
+        FOR_RANKS.into_iter().map(listen).collect::<io::Result<_>>().map(Self)
+    }
+
+    pub(super) async fn recv(&mut self) -> Signal {
+        std::future::poll_fn(|context| {
+            for (number, signal) in &mut self.0 {
+                if signal.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*number);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
 /// Runs the supervisor, forwards signals to it, and returns the exit code. The supervisor's lifeline is its standard input.
 /// Messages go to [`console::stderr`]; [flush](console::flush) it before you exit.
 ///
@@ -31,6 +56,7 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
+        let mut passed_on = PassedOn::listen()?;
         // In a separate process group, so that Ctrl-C on the terminal reaches it once, through this process.
         let mut child = supervisor.stdin(Stdio::piped()).process_group(0).spawn()?;
         let lifeline = child.stdin.take();
@@ -44,6 +70,7 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
                 _ = interrupt.recv() => Signal::INT,
                 _ = terminate.recv() => Signal::TERM,
                 _ = hangup.recv() => Signal::HUP,
+                signal = passed_on.recv() => signal,
             };
             let _ = kill_process(pid, asked);
         };

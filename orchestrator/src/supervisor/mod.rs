@@ -10,6 +10,7 @@ mod job;
 mod launcher;
 mod node_heartbeat;
 mod output;
+mod proc;
 mod rank_process;
 mod rendezvous_host;
 mod report;

@@ -1,6 +1,5 @@
-//! The output of ranks: forwarded line by line with a prefix, written to log files, and with its last lines kept.
+//! The output of ranks: forwarded as it comes with a prefix on each line, written to log files, and with its end kept.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
@@ -9,37 +8,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ryzanstein_process_group::Rank;
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
-use crate::console::{self, Stream};
+use crate::console::{self, Stream, Writer};
 
-/// Maximum length of a line; longer lines are split.
-const LONGEST_LINE: usize = 64 << 10;
-/// Number of last lines that are kept.
-const LINES_KEPT: usize = 12;
-/// Number of bytes that are kept of each of them.
-const BYTES_KEPT: usize = 1 << 10;
+/// Number of bytes that are read at a time. A line that is longer is forwarded in pieces.
+const PIECE: usize = 64 << 10;
+/// Time for the rest of a line to arrive: programs often write a line in several pieces, and the lines of ranks should not break
+/// each other. A line without an end, such as a progress bar or a prompt, is shown after it.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Number of bytes that are kept of the end of a stream.
+const BYTES_KEPT: usize = 16 << 10;
 
-/// The destination of a rank's lines.
+/// The place where a rank's output is shown.
 #[derive(Clone, Debug)]
 pub(super) struct Sink {
     pub(super) stream: Stream,
-    /// Prefix of each line.
-    pub(super) prefix: String,
+    /// The writer, for lines with a prefix. Without one, the bytes are forwarded as they are.
+    pub(super) writer: Option<Writer>,
 }
 
-/// Returns the prefix of the lines of a rank; with colours, neighbouring ranks have different ones.
-pub(super) fn prefix(rank: Rank, color: bool) -> String {
-    const COLORS: [u8; 6] = [36, 35, 34, 32, 33, 31];
-    let code = COLORS[rank.index() % COLORS.len()];
-    if color { format!("\x1b[{code}m[rank {rank}]\x1b[0m ") } else { format!("[rank {rank}] ") }
-}
-
-/// The last lines of a stream.
-pub(super) type Tail = Arc<Mutex<VecDeque<String>>>;
+/// The end of a stream.
+pub(super) type Tail = Arc<Mutex<Vec<u8>>>;
 
 /// The log file of one stream of a rank.
 #[derive(Debug)]
@@ -66,27 +60,19 @@ impl Output {
         Ok(Self { runtime: handle, unwritten: Arc::default() })
     }
 
-    /// Copies a rank's standard output to ours and to its log, byte by byte.
-    pub(super) fn tee(&self, stream: OwnedFd, log: Log) -> io::Result<JoinHandle<()>> {
-        let mut stream = self.receiver(stream)?;
-        let mut log = self.logger(Some(log));
-        Ok(self.runtime.spawn(async move {
-            let mut buffer = vec![0; LONGEST_LINE];
-            while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-                log.write(&buffer[..count]);
-                console::stdout().write(&buffer[..count]).await;
-            }
-        }))
-    }
-
-    /// Reads a rank's stream to its end.
+    /// Reads a rank's stream to its end: into the log, and to the sink, if there are any.
     pub(super) fn forward(
         &self,
         stream: OwnedFd,
-        to: Sink,
+        to: Option<Sink>,
         log: Option<Log>,
     ) -> io::Result<(Tail, JoinHandle<()>)> {
-        let (stream, log) = (self.receiver(stream)?, self.logger(log));
+        let stream = {
+            // A tokio pipe belongs to the runtime in whose context it is created.
+            let _context = self.runtime.enter();
+            pipe::Receiver::from_owned_fd(stream)?
+        };
+        let log = Logger { log, unwritten: Arc::clone(&self.unwritten) };
         let tail = Tail::default();
         let reader = self.runtime.spawn(pump(stream, to, log, Arc::clone(&tail)));
         Ok((tail, reader))
@@ -95,16 +81,6 @@ impl Output {
     /// Returns the logs that could not be written to their end, and the reasons.
     pub(super) fn unwritten(&self) -> Vec<String> {
         locked(&self.unwritten).clone()
-    }
-
-    fn receiver(&self, stream: OwnedFd) -> io::Result<pipe::Receiver> {
-        // A tokio pipe belongs to the runtime in whose context it is created.
-        let _context = self.runtime.enter();
-        pipe::Receiver::from_owned_fd(stream)
-    }
-
-    fn logger(&self, log: Option<Log>) -> Logger {
-        Logger { log, unwritten: Arc::clone(&self.unwritten) }
     }
 }
 
@@ -131,40 +107,69 @@ impl Logger {
     }
 }
 
-async fn pump(stream: impl AsyncRead + Unpin, to: Sink, mut log: Logger, tail: Tail) {
-    let Sink { stream: out, prefix } = to;
-    let mut stream = BufReader::new(stream);
-    let mut line = Vec::new();
+async fn pump(mut stream: impl AsyncRead + Unpin, to: Option<Sink>, mut log: Logger, tail: Tail) {
+    let mut buffer = Vec::with_capacity(PIECE);
+    // Time at which the unfinished line at the end of the buffer is shown.
+    let mut due: Option<Instant> = None;
     loop {
-        line.clear();
-        line.extend_from_slice(prefix.as_bytes());
-        let read = (&mut stream).take(LONGEST_LINE as u64).read_until(b'\n', &mut line).await;
-        let Ok(1..) = read else { return };
-        log.write(&line[prefix.len()..]);
-        if !line.ends_with(b"\n") {
-            line.push(b'\n');
+        let before = buffer.len();
+        let mut piece = (&mut stream).take((PIECE - before) as u64);
+        let read = piece.read_buf(&mut buffer);
+        let read = match due {
+            Some(due) => tokio::time::timeout_at(due, read).await.ok(),
+            None => Some(read.await),
+        };
+        let is_end = matches!(read, Some(Ok(0) | Err(_)));
+        log.write(&buffer[before..]);
+        remember(&tail, &buffer[before..]);
+        let Some(Sink { stream: out, writer }) = &to else {
+            buffer.clear();
+            if is_end {
+                return;
+            }
+            continue;
+        };
+        let is_whole = is_end || read.is_none() || buffer.len() == PIECE || writer.is_none();
+        let ready = if is_whole {
+            buffer.len()
+        } else {
+            buffer.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1)
+        };
+        if ready > 0 {
+            out.write(writer.as_ref(), &buffer[..ready]).await;
+            buffer.drain(..ready);
+            due = None;
         }
-        remember(&tail, &line[prefix.len()..]);
-        // Whole lines, so that lines of different ranks never mix.
-        out.write(&line).await;
+        if !buffer.is_empty() {
+            due.get_or_insert(Instant::now() + PAUSE);
+        }
+        if is_end {
+            if let Some(writer) = writer {
+                out.end(writer);
+            }
+            return;
+        }
     }
 }
 
-fn remember(tail: &Tail, line: &[u8]) {
-    let line = String::from_utf8_lossy(&line[..line.len().min(BYTES_KEPT)]).trim_end().to_owned();
-    if line.is_empty() {
-        return;
-    }
+fn remember(tail: &Tail, bytes: &[u8]) {
     let mut tail = locked(tail);
-    if tail.len() == LINES_KEPT {
-        tail.pop_front();
+    tail.extend_from_slice(bytes);
+    // Rarely, because it moves what is kept.
+    if tail.len() > 4 * BYTES_KEPT {
+        let excess = tail.len() - BYTES_KEPT;
+        tail.drain(..excess);
     }
-    tail.push_back(line);
 }
 
-/// Returns the kept lines as one text.
+/// Returns the end of a stream, from the beginning of a line if the end has several.
 pub(super) fn text(tail: &Tail) -> String {
-    locked(tail).iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+    let tail = locked(tail);
+    let cut = tail.len().saturating_sub(BYTES_KEPT);
+    let kept = &tail[cut..];
+    let first =
+        if cut == 0 { 0 } else { kept.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1) };
+    String::from_utf8_lossy(&kept[first..]).into_owned()
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -181,19 +186,26 @@ pub(super) fn drain(readers: &[JoinHandle<()>], patience: Duration) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_last_lines_are_remembered_and_long_ones_cut() {
+    fn pumped(text: &str) -> Tail {
         let tail = Tail::default();
-        let text_in: String =
-            (0..20).map(|i| format!("line {i}\n")).collect::<Vec<_>>().concat() + &"x".repeat(200_000);
-        let nowhere = File::options().write(true).open("/dev/null").expect("opened");
-        let to = Sink { stream: Stream::start("test", nowhere), prefix: prefix(Rank(0), false) };
         let log = Logger { log: None, unwritten: Arc::default() };
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(pump(text_in.as_bytes(), to, log, Arc::clone(&tail)));
-        let lines = tail.lock().expect("not poisoned");
-        assert_eq!(lines.len(), LINES_KEPT);
-        assert!(lines.iter().all(|line| line.len() <= BYTES_KEPT));
-        assert_eq!(lines[0], "line 12");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(pump(text.as_bytes(), None, log, Arc::clone(&tail)));
+        tail
+    }
+
+    #[test]
+    fn the_end_is_kept_from_the_beginning_of_a_line() {
+        let lines: String = (0..20_000).map(|i| format!("line {i}\n")).collect();
+        let end = text(&pumped(&lines));
+        assert!(end.starts_with("line 1") && end.ends_with("line 19999\n"), "{}", &end[..40]);
+        assert!(end.len() <= BYTES_KEPT && end.len() > BYTES_KEPT / 2);
+        assert_eq!(text(&pumped("short")), "short");
+    }
+
+    #[test]
+    fn of_a_long_line_the_end_is_kept() {
+        let end = text(&pumped(&("x".repeat(200_000) + " the cause")));
+        assert!(end.ends_with("x the cause") && end.len() == BYTES_KEPT, "{}", end.len());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -14,15 +15,17 @@ use super::job::{Job, RankOutput};
 use super::output::{self, Log, Output, Sink, Tail};
 use super::rendezvous_host::RendezvousHost;
 use super::spawn;
-use crate::console;
+use crate::console::{self, Stream, Writer};
 
 /// A rank's process.
+#[derive(Default)]
 pub(super) struct RankProcess {
     pub(super) pid: Option<Pid>,
     pub(super) exit: Option<Exit>,
     /// The reason why it could not be started.
     pub(super) spawn_error: Option<String>,
-    stderr: Tail,
+    /// The ends of its standard output and standard error.
+    tails: [Tail; 2],
     /// The tasks that forward its output.
     pub(super) readers: Vec<JoinHandle<()>>,
 }
@@ -60,47 +63,53 @@ impl RankProcess {
         }
         let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors)?;
         let pid = Pid::from_child(&child);
-        let (stdout_color, stderr_color) = match job.output {
-            RankOutput::Prefixed { stdout, stderr } => (stdout, stderr),
-            RankOutput::Direct => (false, false),
-        };
-        let mut readers = Vec::new();
-        match (child.stdout.take(), out_log) {
-            (Some(stream), Some(log)) if is_direct => readers.push(output.tee(stream.into(), log)?),
-            (Some(stream), log) => {
-                let to =
-                    Sink { stream: console::stdout().clone(), prefix: output::prefix(rank, stdout_color) };
-                readers.push(output.forward(stream.into(), to, log)?.1);
+        let sink = |stream: &Stream, number: usize| {
+            if !job.config.launch.show_ranks.includes(rank.0) {
+                return None;
             }
-            (None, _) => {}
+            let color = match job.output {
+                RankOutput::Direct if is_direct && number == 0 => {
+                    return Some(Sink { stream: stream.clone(), writer: None });
+                }
+                RankOutput::Direct => false,
+                RankOutput::Prefixed { stdout, stderr } => [stdout, stderr][number],
+            };
+            let writer = Writer { id: 2 * rank.index() + number, prefix: prefix(rank, color) };
+            Some(Sink { stream: stream.clone(), writer: Some(writer) })
+        };
+        let forward = |stream: Option<OwnedFd>, to: Option<Sink>, log: Option<Log>| {
+            stream.map(|stream| output.forward(stream, to, log)).transpose()
+        };
+        let stdout = forward(child.stdout.take().map(Into::into), sink(console::stdout(), 0), out_log)?;
+        let stderr = forward(child.stderr.take().map(Into::into), sink(console::stderr(), 1), err_log)?;
+        let mut process = Self { pid: Some(pid), ..Self::default() };
+        for (stream, tail) in [stdout, stderr].into_iter().zip(&mut process.tails) {
+            if let Some((kept, reader)) = stream {
+                *tail = kept;
+                process.readers.push(reader);
+            }
         }
-        let mut stderr = Tail::default();
-        if let Some(stream) = child.stderr.take() {
-            let to = Sink { stream: console::stderr().clone(), prefix: output::prefix(rank, stderr_color) };
-            let (tail, reader) = output.forward(stream.into(), to, err_log)?;
-            readers.push(reader);
-            stderr = tail;
-        }
-        Ok(Self { pid: Some(pid), exit: None, spawn_error: None, stderr, readers })
+        Ok(process)
     }
 
     /// Returns the state of a rank whose process could not be started.
     pub(super) fn not_started(error: String) -> Self {
-        Self {
-            pid: None,
-            exit: Some(Exit::NotStarted),
-            spawn_error: Some(error),
-            stderr: Tail::default(),
-            readers: Vec::new(),
-        }
+        Self { exit: Some(Exit::NotStarted), spawn_error: Some(error), ..Self::default() }
     }
 
-    /// Returns the last lines it wrote to stderr, if any. Without `error: ` in front: the report says `cause:` already.
-    pub(super) fn stderr_tail(&self) -> Option<String> {
-        let text = output::text(&self.stderr);
-        let text = text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text);
-        (!text.is_empty()).then_some(text)
+    /// Returns the end of what it wrote to stderr, or else to stdout, and the name of that stream.
+    pub(super) fn last_output(&self) -> Option<(String, &'static str)> {
+        let [stdout, stderr] = &self.tails;
+        let streams = [(stderr, "stderr"), (stdout, "stdout")].into_iter();
+        streams.map(|(tail, name)| (output::text(tail), name)).find(|(text, _)| !text.trim().is_empty())
     }
+}
+
+/// Returns the prefix of the lines of a rank; with colours, neighbouring ranks have different ones.
+fn prefix(rank: Rank, color: bool) -> String {
+    const COLORS: [u8; 6] = [36, 35, 34, 32, 33, 31];
+    let code = COLORS[rank.index() % COLORS.len()];
+    if color { format!("\x1b[{code}m[rank {rank}]\x1b[0m ") } else { format!("[rank {rank}] ") }
 }
 
 /// Settings of glibc's allocator: the number of free bytes that it keeps, and the size up to which arrays are among them. By
@@ -116,6 +125,10 @@ fn command(job: &Job, rendezvous: &RendezvousHost, rank: Rank, epoch: Epoch) -> 
     let has_choice = ALLOCATOR.iter().any(|(name, _)| std::env::var_os(name).is_some());
     if !has_choice {
         command.envs(ALLOCATOR);
+    }
+    // Python would buffer what a rank prints into a pipe.
+    if std::env::var_os("PYTHONUNBUFFERED").is_none() {
+        command.env("PYTHONUNBUFFERED", "1");
     }
     command
         .args(&job.arguments)

@@ -49,9 +49,16 @@ pub struct Failure {
     pub exit_code: Option<i32>,
     /// The signal that ended it, if one did before the supervisor sent any.
     pub signal: Option<i32>,
-    /// Its own error, or the last lines it wrote to stderr; if it did not exit by itself, that it is stopped, or what another
-    /// rank reported of it.
+    /// Its own error, or the lines at the end of its output that tell most; if others failed because of it, that it is stopped, or
+    /// what one of them reported or wrote.
     pub cause: String,
+    /// The end of its output, if it is not the cause.
+    pub last_output: Option<String>,
+    /// The state of its process when the first other rank failed, if it was still there.
+    pub state: Option<String>,
+    /// True if it exited with code 0 while others needed it.
+    #[serde(skip)]
+    pub others_ran: bool,
     /// The explanation of this cause, as far as it does not explain itself.
     pub explanation: Option<Explanation>,
     /// The last collective of the rank, as it reported it, or else a rank that failed because of it.
@@ -89,27 +96,31 @@ impl ClosingReport {
     }
 }
 
-/// Returns the name of a signal between `before` and `after`; empty for a rare signal.
+impl Failure {
+    /// Returns the rank and its exit: `rank 1 (host node0, pid 7) exited with code 3`.
+    fn subject(&self) -> String {
+        let Self { rank, host, pid, .. } = self;
+        let id = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
+        let ended = describe_exit(*pid, self.exit_code, self.signal);
+        let others = if self.others_ran { " while other ranks needed it" } else { "" };
+        format!("rank {rank} (host {host}{id}) {ended}{others}")
+    }
+
+    /// Returns the failure in one line.
+    pub(super) fn line(&self) -> String {
+        let ended = format!("it {}", describe_exit(self.pid, self.exit_code, self.signal));
+        let first = self.cause.lines().next().unwrap_or_default();
+        if self.cause.starts_with(&ended) {
+            return self.subject();
+        }
+        format!("{}: {first}", self.subject())
+    }
+}
+
+/// Returns the name of a signal between `before` and `after`; empty for a real-time signal, which has none.
 pub(super) fn signal_name(signal: i32, before: &str, after: &str) -> String {
-    let name = match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        15 => "SIGTERM",
-        19 => "SIGSTOP",
-        20 => "SIGTSTP",
-        21 => "SIGTTIN",
-        22 => "SIGTTOU",
-        _ => return String::new(),
-    };
-    format!("{before}{name}{after}")
+    nix::sys::signal::Signal::try_from(signal)
+        .map_or_else(|_| String::new(), |signal| format!("{before}{}{after}", signal.as_str()))
 }
 
 /// Describes an exit: `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
@@ -133,18 +144,18 @@ impl fmt::Display for ClosingReport {
         let epoch = self.epoch;
         match (&self.first_failure, self.interrupted) {
             (Some(failure), _) => {
-                let Failure { rank, host, pid, exit_code, signal, cause, explanation, last_call, joined } =
-                    failure;
-                let id = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
+                let Failure { rank, cause, explanation, last_call, joined, .. } = failure;
                 writeln!(f, "ryz: the job failed in epoch {epoch}")?;
-                writeln!(
-                    f,
-                    "  first failure: rank {rank} (host {host}{id}) {}",
-                    describe_exit(*pid, *exit_code, *signal)
-                )?;
+                writeln!(f, "  first failure: {}", failure.subject())?;
                 writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
+                if let Some(state) = &failure.state {
+                    writeln!(f, "  meanwhile: {state}")?;
+                }
                 if let Some(explanation) = explanation {
                     write!(f, "{}", explanation.lines("explanation", Screen::PLAIN))?;
+                }
+                if let Some(output) = &failure.last_output {
+                    writeln!(f, "  last output: {}", output.replace('\n', "\n               "))?;
                 }
                 if last_call.is_some() || *joined {
                     writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;

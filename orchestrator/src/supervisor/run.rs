@@ -11,12 +11,14 @@ use ryzanstein_process_group::{Epoch, Rank};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::core::{Action, Core, Event, Exit, FirstFailure, Outcome, Policy, signal as number};
+use super::core::{Action, Core, Event, Exit, FirstFailure, Origin, Outcome, Policy, signal as number};
 use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
+use super::launcher::PassedOn;
 use super::node_heartbeat::{self, NodeHeartbeat, Nodes, SILENCE};
 use super::output::{self, Output};
+use super::proc;
 use super::rank_process::{RankProcess, exit, raw};
 use super::rendezvous_host::RendezvousHost;
 use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name};
@@ -29,6 +31,9 @@ use crate::{catalogue, console, heartbeat};
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
 /// Timeout for the last lines of output when the launcher's own output is blocked.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Timeout for the last lines of a rank that has failed, which may tell why.
+const LAST_LINES: Duration = Duration::from_millis(100);
 
 /// Interval at which the supervisor examines the reports of ranks.
 const LOOK: Duration = Duration::from_millis(500);
@@ -60,6 +65,10 @@ struct Supervisor<'a> {
     /// Limit on open files of the ranks: the launcher's own, before it was raised.
     descriptors: Rlimit,
     left_over: Vec<String>,
+    /// What the other ranks did when the first of this epoch failed.
+    states: BTreeMap<Rank, String>,
+    /// Number of processes that the kernel had killed for memory before the job began.
+    killed_before: Option<u64>,
     /// Heartbeats to the first node, on a node other than the first.
     beats: Option<NodeHeartbeat>,
 }
@@ -99,6 +108,8 @@ impl<'a> Supervisor<'a> {
             processes: BTreeMap::new(),
             descriptors,
             left_over: Vec::new(),
+            states: BTreeMap::new(),
+            killed_before: proc::killed_for_memory(),
             beats: None,
         })
     }
@@ -112,6 +123,7 @@ impl<'a> Supervisor<'a> {
         let mut interrupt = listen(SignalKind::interrupt())?;
         let mut terminate = listen(SignalKind::terminate())?;
         let mut hangup = listen(SignalKind::hangup())?;
+        let mut passed_on = PassedOn::listen().map_err(LaunchError::system("cannot listen to signals"))?;
         let mut lifeline_closed = watch(lifeline);
         let mut endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
@@ -141,6 +153,10 @@ impl<'a> Supervisor<'a> {
                 _ = interrupt.recv() => Some(Event::Interrupted(number::INTERRUPT)),
                 _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
                 _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
+                signal = passed_on.recv() => {
+                    self.pass_on(signal);
+                    continue;
+                }
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
                 () = cut_off(self.beats.as_mut()), if !is_cut_off => Some(Event::CutOff),
                 () = until(due) => Some(Event::Tick),
@@ -181,6 +197,24 @@ impl<'a> Supervisor<'a> {
                 None => self.reap(now),
             };
         }
+    }
+
+    /// Sends a signal to the processes of the ranks that handle it. It would end the others.
+    fn pass_on(&self, signal: Signal) {
+        let running = |process: &RankProcess| process.pid.filter(|_| process.exit.is_none());
+        let groups: Vec<u32> = self.processes.values().filter_map(running).map(raw).collect();
+        let handle =
+            |process: &proc::Process| groups.contains(&process.group) && process.handles(signal.as_raw());
+        let mut count = 0;
+        for process in proc::Process::all().filter(handle) {
+            let pid = rustix::process::Pid::from_raw(process.pid.cast_signed());
+            count += usize::from(pid.is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok()));
+        }
+        let name = signal_name(signal.as_raw(), "", "");
+        tell(&match count {
+            0 => format!("received {name}, which no process of the ranks handles"),
+            _ => format!("passed {name} on to {}", plural_of(count, "process", "processes")),
+        });
     }
 
     /// Serves the state of the job. A job without this service is better than none.
@@ -228,7 +262,9 @@ impl<'a> Supervisor<'a> {
                 let process = match (process.exit, process.pid) {
                     (Some(_), _) | (None, None) => Process::Ended,
                     _ if self.core.is_stopped(*rank) => Process::Stopped,
-                    (None, Some(pid)) => Process::Running(descendants::program_state(raw(pid))),
+                    (None, Some(pid)) => {
+                        Process::Running(proc::Process::program(raw(pid)).map(|program| program.state))
+                    }
                 };
                 (*rank, Seen { process, beat: None })
             })
@@ -279,14 +315,15 @@ impl<'a> Supervisor<'a> {
             (_, None) => wire::State::Running,
         };
         let pid = process.and_then(|process| process.pid).map(raw);
+        let program = pid.filter(|_| seen.process != Process::Ended).and_then(proc::Process::program);
         wire::Rank {
             rank: rank.0,
             pid,
             state: state.into(),
-            process_state: pid
-                .filter(|_| seen.process != Process::Ended)
-                .and_then(descendants::program_state)
-                .map(String::from),
+            process_state: program.as_ref().map(|program| program.state.to_string()),
+            cpu_ms: program.as_ref().map(|program| program.cpu.as_millis() as u64),
+            resident_bytes: program.as_ref().map(|program| program.resident_bytes),
+            waits_in: program.filter(|program| program.state != 'R').and_then(|program| program.waits_in()),
             exit_code,
             signal,
             heartbeat_age_ms: seen
@@ -338,6 +375,9 @@ impl<'a> Supervisor<'a> {
                 if process.exit.replace(exit).is_some() {
                     continue;
                 }
+                if !exit.is_success() {
+                    output::drain(&process.readers, LAST_LINES);
+                }
                 self.exited(rank, exit)
             } else if let Some(signal) = status.stopping_signal() {
                 Event::Stopped(rank, signal)
@@ -359,14 +399,43 @@ impl<'a> Supervisor<'a> {
                 beats.left(rank);
             }
         }
-        let caused_by = server.and_then(|server| server.report(rank)).and_then(|report| report.caused_by);
-        Event::Exited { rank, exit, caused_by }
+        Event::Exited { rank, exit, origin: self.origin(rank) }
+    }
+
+    /// Returns the origin of a rank's failure: as it reported it, or else as the end of its output tells it.
+    fn origin(&self, rank: Rank) -> Origin {
+        let report = self.rendezvous.server.as_ref().and_then(|server| server.report(rank));
+        if let Some(rank) = report.as_ref().and_then(|report| report.caused_by) {
+            return Origin::Rank(rank);
+        }
+        let text = report
+            .map(|report| report.cause)
+            .or_else(|| self.processes.get(&rank)?.last_output().map(|it| it.0));
+        if text.is_some_and(|text| catalogue::is_echo(&text)) { Origin::Another } else { Origin::Itself }
+    }
+
+    /// Notes what the ranks do that have not ended.
+    fn note_states(&mut self) {
+        let running = self.processes.iter().filter(|(_, process)| process.exit.is_none());
+        self.states = running
+            .filter_map(|(rank, process)| {
+                let program = proc::Process::program(raw(process.pid?))?;
+                let waits = program.waits_in().filter(|_| program.state != 'R');
+                let waits = waits.map_or_else(String::new, |call| format!(", in {call}"));
+                let (state, cpu) = (status::process_state(program.state), program.cpu.as_secs_f64());
+                Some((
+                    *rank,
+                    format!("{} was in state {state}{waits}, after {cpu:.1} s of CPU time", program.name),
+                ))
+            })
+            .collect();
     }
 
     fn act(&mut self, action: &Action) -> Vec<Action> {
         match *action {
             Action::Start(epoch) => return self.start(epoch),
             Action::Announce(rank) => {
+                self.note_states();
                 if let Some(server) = &self.rendezvous.server {
                     server.fail(&self.describe(rank));
                 }
@@ -406,6 +475,7 @@ impl<'a> Supervisor<'a> {
             server.advance(epoch);
         }
         self.processes.clear();
+        self.states.clear();
         self.watch.clear();
         let mut actions = Vec::new();
         for rank in self.job.ranks().unwrap_or_default().map(Rank) {
@@ -420,7 +490,7 @@ impl<'a> Supervisor<'a> {
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);
             if failed {
-                let event = Event::Exited { rank, exit: Exit::NotStarted, caused_by: None };
+                let event = Event::Exited { rank, exit: Exit::NotStarted, origin: Origin::Itself };
                 actions.extend(self.core.handle(self.started.elapsed(), event));
             }
         }
@@ -470,16 +540,25 @@ impl<'a> Supervisor<'a> {
 
         let process = self.processes.get(&rank);
         let (exit_code, signal) = parts(exit);
-        let written = || process.and_then(|p| p.spawn_error.clone().or_else(|| p.stderr_tail()));
-        let cause = match (stopped, own, accuser) {
-            (Some(signal), ..) => {
+        let written = |rank: Rank| self.processes.get(&rank).and_then(RankProcess::last_output);
+        let told = written(rank).map(|(text, stream)| (catalogue::telling(&text), stream));
+        let not_started = process.and_then(|process| process.spawn_error.clone());
+        // A program that SIGKILL ends cannot say so: its last words are about something else.
+        let is_silenced = signal == Some(number::KILL);
+        let accusation = || {
+            let reported = accuser.map(|(from, report)| format!("rank {from} reported: {}", report.cause));
+            let wrote =
+                || Some(format!("rank {gave_up} wrote: {}", catalogue::telling(&written(gave_up)?.0)));
+            reported.or_else(|| wrote().filter(|_| gave_up != rank))
+        };
+        let cause = match (stopped, own) {
+            (Some(signal), _) => {
                 Some(format!("its process is stopped (signal {signal}{})", signal_name(signal, ", ", "")))
             }
-            (None, Some(report), _) => Some(report.cause.clone()),
-            (None, None, Some((from, report))) if exit.is_none() => {
-                Some(format!("rank {from} reported: {}", report.cause))
-            }
-            _ => written(),
+            (None, Some(report)) => Some(report.cause.clone()),
+            (None, None) if gave_up != rank => accusation(),
+            (None, None) if is_silenced => self.killed_for_memory(),
+            (None, None) => not_started.or_else(|| told.clone().map(|(text, _)| text)),
         };
         let last_call = match own {
             Some(report) => report.last_call.clone(),
@@ -488,7 +567,8 @@ impl<'a> Supervisor<'a> {
         };
         let pid = process.and_then(|process| process.pid).map(raw);
         let ended = format!("it {}", describe_exit(pid, exit_code, signal));
-        let cause = cause.unwrap_or_else(|| format!("{ended} and wrote nothing to stderr"));
+        let nothing = if told.is_some() { "" } else { " and wrote nothing" };
+        let cause = cause.unwrap_or_else(|| format!("{ended}{nothing}"));
         Failure {
             explanation: catalogue::explain(&cause).or_else(|| catalogue::explain(&ended)),
             rank: rank.0,
@@ -496,10 +576,24 @@ impl<'a> Supervisor<'a> {
             pid,
             exit_code,
             signal,
+            last_output: told.map(|(text, _)| text).filter(|text| *text != cause && own.is_none()),
+            state: self.states.get(&rank).filter(|_| exit.is_none() && stopped.is_none()).cloned(),
+            others_ran: exit.is_some_and(Exit::is_success),
             cause,
             last_call,
             joined: self.rendezvous.server.as_ref().is_some_and(Server::joined),
         }
+    }
+
+    /// Returns the cause of a SIGKILL if the kernel has killed processes for memory while this job ran.
+    fn killed_for_memory(&self) -> Option<String> {
+        let killed = proc::killed_for_memory()?.saturating_sub(self.killed_before?);
+        (killed > 0).then(|| {
+            format!(
+                "the kernel's out-of-memory killer has ended {} on this host since the job began",
+                plural_of(killed as usize, "process", "processes")
+            )
+        })
     }
 
     fn pid(&self, rank: Rank) -> u32 {
@@ -522,15 +616,15 @@ impl<'a> Supervisor<'a> {
     }
 
     fn restart_notice(&self, epoch: Epoch, number: u32, wait: Duration) -> String {
-        let failed: Vec<_> = self
-            .processes
-            .iter()
-            .filter(|(_, process)| process.exit.is_some_and(|exit| !exit.is_success()))
-            .map(|(rank, _)| self.describe(*rank))
-            .collect();
+        let failure = self.core.first_failure().map(|first| self.failure(first));
+        let failed = failure.map(|failure| failure.line()).unwrap_or_default();
         let most = self.job.config.launch.max_restarts;
-        format!("{}; restart {number} of {most} in {} s, as epoch {epoch}", failed.join("; "), wait.as_secs())
+        format!("{failed}; restart {number} of {most} in {} s, as epoch {epoch}", wait.as_secs())
     }
+}
+
+fn plural_of(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
 }
 
 fn tell(message: &str) {

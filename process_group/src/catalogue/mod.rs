@@ -29,6 +29,9 @@ pub struct Entry {
     pub cause: String,
     /// The remedy.
     pub remedy: String,
+    /// True if the message says that another process failed, or did not do its part: it is not the origin of the failure.
+    #[serde(default)]
+    pub is_echo: bool,
     /// True if the message itself states cause and remedy, so that nothing needs to be added to it.
     #[serde(default)]
     pub is_plain: bool,

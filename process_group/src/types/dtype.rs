@@ -111,8 +111,22 @@ fn names() -> String {
 impl std::str::FromStr for DType {
     type Err = UnknownDType;
 
+    /// Also accepts the names that PyTorch and nccl-tests use, such as `bfloat16` and `half`.
     fn from_str(text: &str) -> Result<Self, UnknownDType> {
-        let found = Self::ALL.iter().copied().find(|d| d.name() == text);
+        let name = match text {
+            "float32" | "float" => "f32",
+            "float64" | "double" => "f64",
+            "float16" | "half" => "f16",
+            "bfloat16" => "bf16",
+            "int8" => "i8",
+            "uint8" => "u8",
+            "int32" | "int" => "i32",
+            "uint32" => "u32",
+            "int64" | "long" => "i64",
+            "uint64" => "u64",
+            name => name,
+        };
+        let found = Self::ALL.iter().copied().find(|dtype| dtype.name() == name);
         found.ok_or_else(|| UnknownDType { name: text.into() })
     }
 }

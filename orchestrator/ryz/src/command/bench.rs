@@ -6,8 +6,6 @@ mod progress;
 mod suite;
 mod vary;
 
-use std::io::Write as _;
-
 use crate::doctor;
 use anyhow::bail;
 use ryzanstein_benches::suite::{
@@ -121,9 +119,7 @@ fn measure(
     // A reader of the output gets each row as soon as it is measured.
     let tell = |text: &str| {
         if is_first && !is_quiet {
-            let mut out = std::io::stdout().lock();
-            // A reader that has closed the pipe does not fail the measurement.
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            screen::print(text);
         }
     };
     tell(&head);

@@ -1,7 +1,5 @@
 //! `ryz check`
 
-use std::io::Write as _;
-
 use crate::check::{self, Options};
 use anyhow::bail;
 use ryzanstein_config::WorldSize;
@@ -53,8 +51,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         let is_first = orchestrator.manager().rank().0 == 0;
         let report = check::run(orchestrator, &options, &mut |text| {
             if is_first {
-                // A reader that stops early, such as `head`, is no error.
-                let _ = std::io::stdout().lock().write_all(text.as_bytes());
+                screen::print(text);
             }
         })?;
         if !report.correct {

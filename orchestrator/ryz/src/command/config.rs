@@ -1,7 +1,6 @@
 //! `ryz config`
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use ryzanstein_config::Config;
 use ryzanstein_config::nccl::{self, NcclVariable};
@@ -46,8 +45,7 @@ pub(crate) fn run(command: &Command, screen: &screen::Args) -> anyhow::Result<i3
         Format::Json => format!("{}\n", json(&config, &variables)),
         Format::Toml => toml(&config),
     };
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    screen::print(&text);
     Ok(0)
 }
 

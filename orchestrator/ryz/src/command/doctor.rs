@@ -1,6 +1,5 @@
 //! `ryz doctor`
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use crate::doctor::{self, HostLink, ProbeCommand, Report};
@@ -46,13 +45,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         screen::Format::Table => report.table(screen.stdout()),
         screen::Format::Json => report.json() + "\n",
     };
-    print(&text);
+    screen::print(&text);
     Ok(report.exit_code())
-}
-
-fn print(text: &str) {
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
 fn examine(args: &Args, config: &Config) -> anyhow::Result<Report> {
@@ -80,7 +74,7 @@ fn examine_job(args: &Args, screen: &screen::Args, config: &Config) -> anyhow::R
         let (reports, links) = job_reports(args, screen, config, orchestrator)?;
         if orchestrator.manager().rank() == Rank(0) {
             exit_code = reports.iter().map(|report| report.exit_code).max().unwrap_or(0);
-            print(&match args.format {
+            screen::print(&match args.format {
                 screen::Format::Table => {
                     let texts: Vec<&str> = reports.iter().map(|report| report.text.as_str()).collect();
                     let links = (!links.is_empty()).then(|| doctor::links_table(&links, screen.stdout()));

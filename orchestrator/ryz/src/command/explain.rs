@@ -1,6 +1,6 @@
 //! `ryz explain`
 
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read};
 
 use anyhow::Context as _;
 use ryzanstein_orchestrator::catalogue;
@@ -36,7 +36,11 @@ const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` list
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let is_json = args.format == screen::Format::Json;
     if args.list {
-        say(&if is_json { catalogue::list_json() + "\n" } else { catalogue::list_table(screen.stdout()) });
+        screen::print(&if is_json {
+            catalogue::list_json() + "\n"
+        } else {
+            catalogue::list_table(screen.stdout())
+        });
         return Ok(0);
     }
     let found = match args.text.as_slice() {
@@ -58,9 +62,9 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         words => catalogue::scan(words.join(" ").lines().map(str::to_owned)),
     };
     if is_json {
-        say(&(catalogue::found_json(&found) + "\n"));
+        screen::print(&(catalogue::found_json(&found) + "\n"));
     } else if !found.is_empty() {
-        say(&catalogue::found_table(&found, screen.stdout()));
+        screen::print(&catalogue::found_table(&found, screen.stdout()));
     }
     anyhow::ensure!(!found.is_empty(), UNKNOWN);
     Ok(0)
@@ -100,11 +104,6 @@ impl LogEnd {
         self.skipped_lines += skipped.filter(|byte| *byte == b'\n').count();
         self.skipped_bytes += bytes as u64;
     }
-}
-
-/// Prints a text. A reader that stops early, such as `head`, is no error.
-fn say(text: &str) {
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
 #[cfg(test)]

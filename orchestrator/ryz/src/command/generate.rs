@@ -20,6 +20,11 @@ use crate::command::rank;
 use crate::command::screen;
 use crate::command::settings;
 
+/// Headings of the help.
+const SAMPLING: &str = "Sampling";
+const OUTPUT: &str = "Output";
+const RANKS: &str = "Ranks and devices";
+
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     group(clap::ArgGroup::new("input").required(true).args(["prompt", "token_ids"])),
@@ -35,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Prompt as text; - reads standard input
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// Prompt as token ids
     #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
@@ -44,64 +49,64 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "token_ids")]
     chat: bool,
     /// With --chat: the system message before it
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
     system: Option<String>,
     /// Maximum number of tokens to generate [default: 32]
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<String>,
     /// End before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Sampling temperature; 0 always takes the likeliest token [default: 0]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", help_heading = SAMPLING)]
     temperature: Option<String>,
     /// Sample from the K likeliest tokens only; 0 means all [default: 0]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", help_heading = SAMPLING)]
     top_k: Option<String>,
     /// Sample from the likeliest tokens that together have this probability [default: 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", help_heading = SAMPLING)]
     top_p: Option<String>,
     /// Seed for sampling [default: 0]
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", help_heading = SAMPLING)]
     seed: Option<String>,
     /// Divide the positive logits of tokens that have occurred by this, and multiply the others; 1 changes nothing
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, help_heading = SAMPLING)]
     repetition_penalty: f32,
     /// Subtract this from the logits of tokens that have been generated; from -2 to 2
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = SAMPLING)]
     presence_penalty: f32,
     /// Subtract this from the logits of generated tokens, once for each time; from -2 to 2
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = SAMPLING)]
     frequency_penalty: f32,
     /// Continue after the end-of-text token
     #[arg(long)]
     ignore_end: bool,
     /// Stream text, or print one line of JSON at the end [default: text on a terminal, else json]
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(long, value_enum, value_name = "FORMAT", help_heading = OUTPUT)]
     format: Option<Format>,
     /// Print a table of the collectives and their times at the end
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     profile: bool,
     /// Write the logits of every position to this safetensors file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     logits_out: Option<PathBuf>,
     /// Type of activations: f32, f16 or bf16 [default: that of the weights]
-    #[arg(long, value_name = "DTYPE")]
+    #[arg(long, value_name = "DTYPE", help_heading = RANKS)]
     dtype: Option<String>,
     /// On a GPU: launch every operation of every token instead of replaying a CUDA graph
-    #[arg(long)]
+    #[arg(long, help_heading = RANKS)]
     no_graph: bool,
     /// Backend: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
-    #[arg(long, value_name = "BACKEND")]
+    #[arg(long, value_name = "BACKEND", help_heading = RANKS)]
     backend: Option<String>,
     /// Number of ranks to start, when no launcher started this process [default: 1]
-    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(long, short = 'n', value_name = "N", help_heading = RANKS)]
     world_size: Option<String>,
     /// Pipeline stages that the layers are divided into; the ranks of each share its layers [default: 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", help_heading = RANKS)]
     pipeline_parallel: Option<String>,
     /// Only rank 0 reads the model's folder, and sends the others what they need
-    #[arg(long)]
+    #[arg(long, help_heading = RANKS)]
     load_from_root: bool,
     #[command(flatten)]
     file: settings::ConfigFile,

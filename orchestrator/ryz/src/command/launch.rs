@@ -30,8 +30,30 @@ pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "Examples:
   ryz launch -n 4
-  ryz launch -n 4 --backend tcp --log-dir logs -- PROGRAM ARGUMENTS
+  ryz launch -n 4 --log-dir logs --show-ranks 0 -- python3 train.py --epochs 3
   RYZ_SECRET_FILE=job.secret ryz launch -n 8 --nnodes 2 --node-rank 0 --rendezvous node0:29500 -- PROGRAM";
+
+/// Headings of the help.
+const NODES: &str = "Several nodes";
+const OUTPUT: &str = "Output and records";
+
+/// The number of ranks on each node.
+#[derive(Clone, Copy, Debug)]
+enum PerNode {
+    Ranks(u32),
+    Gpus,
+}
+
+impl std::str::FromStr for PerNode {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        match text {
+            "gpu" => Ok(Self::Gpus),
+            number => number.parse().map(Self::Ranks).context("expected a number of ranks, or gpu"),
+        }
+    }
+}
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -39,26 +61,32 @@ pub(crate) struct Args {
     /// Number of ranks on all nodes together
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
-    /// Number of ranks on each node, instead of the number on all
-    #[arg(long, alias = "nproc_per_node", value_name = "N", conflicts_with = "world_size")]
-    nproc_per_node: Option<u32>,
+    /// Number of ranks on each node, instead of the number on all; gpu: as many as CUDA shows GPUs
+    #[arg(long, value_name = "N", conflicts_with = "world_size")]
+    nproc_per_node: Option<PerNode>,
     /// Number of nodes [default: 1]
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", help_heading = NODES)]
     nnodes: Option<String>,
     /// Rank of this node, from 0 [default: 0]
-    #[arg(long, alias = "node_rank", value_name = "K")]
+    #[arg(long, value_name = "K", help_heading = NODES)]
     node_rank: Option<String>,
     /// One node, whatever the settings say
-    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "rendezvous"])]
+    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "rendezvous"], help_heading = NODES)]
     standalone: bool,
     /// Address of the rendezvous, which the first node serves [default: a free port of 127.0.0.1]
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, alias = "rdzv-endpoint", value_name = "HOST:PORT", help_heading = NODES)]
     rendezvous: Option<String>,
+    /// The host of the rendezvous, as torchrun takes it
+    #[arg(long, value_name = "HOST", requires = "master_port", conflicts_with = "rendezvous", hide = true)]
+    master_addr: Option<String>,
+    /// The port of the rendezvous, as torchrun takes it
+    #[arg(long, value_name = "PORT", conflicts_with = "rendezvous", hide = true)]
+    master_port: Option<u16>,
     /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
     /// Whether connections are encrypted: on, off, or auto, which leaves out loopback addresses [default: auto]
-    #[arg(long, value_name = "WHEN")]
+    #[arg(long, value_name = "WHEN", help_heading = NODES)]
     encryption: Option<String>,
     /// Maximum number of restarts after a failure, each in a new epoch [default: 0]
     #[arg(long, value_name = "R")]
@@ -67,13 +95,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "S")]
     timeout: Option<String>,
     /// Also write each rank's output to D/rank-R/stdout.log and stderr.log
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", help_heading = OUTPUT)]
     log_dir: Option<PathBuf>,
+    /// Ranks whose output is shown: all, none, or ranks with commas between [default: all]
+    #[arg(long, alias = "local-ranks-filter", value_name = "RANKS", help_heading = OUTPUT)]
+    show_ranks: Option<String>,
     /// Ranks write their flight records to D/rank-R.json when they fail, for `ryz trace D`
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", help_heading = OUTPUT)]
     trace_dir: Option<PathBuf>,
     /// Serve Prometheus metrics at this address; the local rank is added to the port
-    #[arg(long, value_name = "A")]
+    #[arg(long, value_name = "A", help_heading = OUTPUT)]
     metrics_addr: Option<String>,
     #[command(flatten)]
     file: settings::ConfigFile,
@@ -81,10 +112,10 @@ pub(crate) struct Args {
     #[arg(long, hide = true)]
     direct: bool,
     /// Closing report: text on stderr, or JSON as the last line of stdout
-    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    #[arg(long, value_enum, default_value_t = screen::Format::Table, help_heading = OUTPUT)]
     format: screen::Format,
-    /// Program that every rank runs [default: ryz check]
-    #[arg(last = true, value_name = "PROGRAM")]
+    /// Program that every rank runs, and its arguments, perhaps after -- [default: ryz check]
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -95,6 +126,11 @@ impl Args {
         set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
         set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
         set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
+        if let (Some(host), Some(port)) = (&self.master_addr, self.master_port) {
+            let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+            let address = Some(format!("{host}:{port}"));
+            set_flag(&mut flags, "rendezvous.address", "--master-addr", address);
+        }
         if self.standalone {
             // An empty value unsets a setting.
             for (key, value) in
@@ -118,6 +154,7 @@ impl Args {
             "--log-dir",
             self.log_dir.as_ref().map(|d| d.display().to_string()),
         );
+        set_flag(&mut flags, "launch.show_ranks", "--show-ranks", self.show_ranks.as_ref());
         // Absolute, because the program may change its folder.
         let trace_dir = self.trace_dir.as_ref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone()));
         set_flag(&mut flags, "profile.trace_dir", "--trace-dir", trace_dir.map(|d| d.display().to_string()));
@@ -130,6 +167,17 @@ impl Args {
         let config = self.file.load(flags.clone())?;
         let Some(on_each) = self.nproc_per_node else { return Ok(config) };
         // The number of nodes may come from any layer.
+        let on_each = match on_each {
+            PerNode::Ranks(ranks) => ranks,
+            PerNode::Gpus => match settings::visible_gpus(&config) {
+                0 => {
+                    let why =
+                        "--nproc-per-node gpu: CUDA shows no GPU here; give a number, or see `ryz doctor`";
+                    return Err(LaunchError::Configuration(why.into()).into());
+                }
+                gpus => gpus,
+            },
+        };
         let on_all = u64::from(on_each) * u64::from(config.launch.nnodes.get());
         set_flag(&mut flags, "job.world_size", "--nproc-per-node", Some(on_all));
         Ok(self.file.load(flags)?)
@@ -251,5 +299,10 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
         screen::Format::Json => console::stdout().say(&format!("{}\n", report.json())),
     }
     console::flush(FLUSH);
+    if let Some(error) = console::write_error() {
+        console::stderr().say(&format!("ryz: {error}; output of the job is lost\n"));
+        console::flush(FLUSH);
+        return Ok(report.exit_code.max(1));
+    }
     Ok(report.exit_code)
 }

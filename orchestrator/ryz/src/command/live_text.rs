@@ -1,6 +1,7 @@
 //! The output of `ryz generate`: streamed text, or JSON at the end. Ctrl-C shows what has been generated.
 
-use std::io::{IsTerminal as _, Write as _};
+use crate::command::screen;
+use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -103,7 +104,7 @@ impl LiveText {
             return;
         }
         match state.format {
-            Format::Json => print(&format!("{}\n", response.json())),
+            Format::Json => screen::print(&format!("{}\n", response.json())),
             Format::Text => {
                 state.close_line();
                 state.timings = response.timings;
@@ -131,12 +132,6 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::new(1).with_style(style)
 }
 
-/// Prints a text. A reader that stops early, such as `head`, is no error.
-fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-}
-
 impl State {
     fn tell(&mut self, progress: Progress<'_>) {
         match progress {
@@ -153,7 +148,7 @@ impl State {
                 self.timings.load = load;
                 self.loaded = Some(Instant::now());
                 if let Some(prompt) = self.prompt.as_ref().filter(|_| self.is_shown()) {
-                    print(&self.screen.paint(Tone::Faint, prompt));
+                    screen::print(&self.screen.paint(Tone::Faint, prompt));
                     self.is_open = true;
                 }
             }
@@ -176,7 +171,7 @@ impl State {
     fn show(&mut self, new: &str) {
         self.text.get_or_insert_default().push_str(new);
         if self.is_shown() && !new.is_empty() {
-            print(new);
+            screen::print(new);
             self.is_open = !new.ends_with('\n');
         }
     }
@@ -184,14 +179,14 @@ impl State {
     /// Shows a token as its number, for a model without a tokenizer.
     fn show_id(&mut self, token: u32) {
         if self.is_shown() {
-            print(&if self.tokens.len() == 1 { token.to_string() } else { format!(" {token}") });
+            screen::print(&if self.tokens.len() == 1 { token.to_string() } else { format!(" {token}") });
             self.is_open = true;
         }
     }
 
     fn close_line(&mut self) {
         if self.is_open {
-            print("\n");
+            screen::print("\n");
             self.is_open = false;
         }
     }
@@ -216,7 +211,7 @@ impl State {
                     line["text"] = json!(text);
                 }
                 line["stop"] = json!("interrupted");
-                print(&format!("{line}\n"));
+                screen::print(&format!("{line}\n"));
             }
         }
     }

@@ -20,11 +20,12 @@ mod tune;
 mod tune_args;
 mod tune_nccl;
 
-use std::io::Write as _;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use clap::error::ContextKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::hub::HubError;
@@ -113,7 +114,7 @@ pub fn run() -> ExitCode {
             report(panic);
         }
     }));
-    let Cli { screen, command } = Cli::parse();
+    let Cli { screen, command } = parse();
     let is_supervisor = matches!(command, Command::Supervise(_));
     // Errors of these commands are explained by the report of our launcher, or by the doctor.
     let is_explained =
@@ -134,10 +135,9 @@ pub fn run() -> ExitCode {
         Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command, &screen),
         Command::Completions { shell } => {
-            // Into memory first: a reader that stops early is no error.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "ryz", &mut script);
-            let _ = std::io::stdout().lock().write_all(&script);
+            screen::print(&String::from_utf8_lossy(&script));
             Ok(0)
         }
         Command::Man { folder } => clap_mangen::generate_to(Cli::command(), &folder)
@@ -146,7 +146,16 @@ pub fn run() -> ExitCode {
     };
     match outcome {
         // An exit code is one byte.
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Ok(code) => {
+            let Some(error) = screen::write_error() else {
+                return ExitCode::from(u8::try_from(code).unwrap_or(1));
+            };
+            eprintln!(
+                "{} cannot write to standard output: {error}",
+                screen.stderr().paint(Tone::Bad, "error:")
+            );
+            ExitCode::from(1)
+        }
         Err(error) => {
             let (screen, message) = (screen.stderr(), chain(&error));
             let explanation = catalogue::explain(&message).filter(|_| !is_explained);
@@ -161,6 +170,29 @@ pub fn run() -> ExitCode {
             ExitCode::from(if is_wrong_use(&error) { 2 } else { 1 })
         }
     }
+}
+
+/// Parses the command line of this process, with the spellings of other launchers.
+fn parse() -> Cli {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    for argument in &mut arguments {
+        match argument.to_str() {
+            // What follows is another program's.
+            Some("--") => break,
+            Some("-np" | "--np") => *argument = "-n".into(),
+            // `--max_restarts=3`
+            Some(text) if text.starts_with("--") && text.contains('_') => {
+                let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
+                *argument = format!("{}{value}", name.replace('_', "-")).into();
+            }
+            _ => {}
+        }
+    }
+    Cli::try_parse_from(arguments).unwrap_or_else(|mut error| {
+        // It proposes to write a mistyped flag behind `--`, as a value.
+        error.remove(ContextKind::Suggested);
+        error.exit()
+    })
 }
 
 /// Returns the error and its causes. Many errors quote their cause, which is not repeated.

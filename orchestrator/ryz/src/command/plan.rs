@@ -1,6 +1,5 @@
 //! `ryz plan`
 
-use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -85,8 +84,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         screen::Format::Table => plan.table(screen.stdout()),
         screen::Format::Json => plan.json() + "\n",
     };
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    screen::print(&text);
     Ok(0)
 }
 

@@ -1,5 +1,6 @@
 //! The process in which `ryz doctor` runs probes that could crash or block.
 
+use crate::command::screen;
 use crate::doctor;
 use ryzanstein_config::BackendChoice;
 use serde::Serialize;
@@ -42,6 +43,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
 
 /// Prints one line of JSON, in which an error is represented by its text.
 fn print_answer<T: Serialize, E: std::error::Error>(outcome: Result<T, E>) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(&outcome.map_err(|error| error.to_string()))?);
+    screen::print(&(serde_json::to_string(&outcome.map_err(|error| error.to_string()))? + "\n"));
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! The width and colours of the output, and the level of the logs.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write as _};
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::table::Screen;
@@ -32,6 +33,24 @@ pub(crate) enum Color {
     Auto,
     Always,
     Never,
+}
+
+/// The first error of [`print`].
+static WRITE_ERROR: OnceLock<io::Error> = OnceLock::new();
+
+/// Writes to standard output. An error is kept for [`write_error`]; a reader that stops early, such as `head`, is none.
+pub(crate) fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let _ = WRITE_ERROR.set(error);
+    }
+}
+
+/// Returns the first error of a write to standard output.
+pub(crate) fn write_error() -> Option<&'static io::Error> {
+    WRITE_ERROR.get()
 }
 
 /// Returns true if standard output is a terminal.

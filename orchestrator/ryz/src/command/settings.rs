@@ -6,6 +6,7 @@ use std::time::Duration;
 use ryzanstein_config::{Config, ConfigError, Source, Sources};
 pub(crate) use ryzanstein_orchestrator::rendezvous::process_environment as environment;
 use ryzanstein_orchestrator::rendezvous::{Environment, placement};
+use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 
 /// The file that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "ryzanstein.toml";
@@ -62,6 +63,13 @@ pub(crate) fn set_flag(flags: &mut Flags, key: &str, flag: &str, value: Option<i
 pub(crate) fn is_launched(config: &Config) -> anyhow::Result<bool> {
     let environment = placement::translated(config, &environment())?;
     Ok(environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK"))
+}
+
+/// Returns the number of GPUs that CUDA shows to this process; 0 without CUDA.
+pub(crate) fn visible_gpus(config: &Config) -> u32 {
+    let environment = environment();
+    let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
+    Libraries::find(&config.device, &search).device_count().unwrap_or(0)
 }
 
 /// Turns off warnings of slow calls, unless the user has set `profile.slow_call`. For commands that make slow calls on purpose

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         (clients, jobs) = ask(clients);
         if jobs.is_empty() {
             if args.format == screen::Format::Table {
-                let _ = writeln!(std::io::stdout(), "the job has ended");
+                screen::print("the job has ended\n");
             }
             return Ok(0);
         }

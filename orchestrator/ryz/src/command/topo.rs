@@ -1,6 +1,5 @@
 //! `ryz topo`
 
-use std::io::Write as _;
 use std::num::NonZeroUsize;
 
 use crate::doctor;
@@ -38,8 +37,7 @@ enum Format {
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> i32 {
     let text = if args.sync_times { sync_times(args, screen) } else { topology(args, screen) };
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    screen::print(&text);
     0
 }
 

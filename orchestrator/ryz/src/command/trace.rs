@@ -1,6 +1,5 @@
 //! `ryz trace`
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use crate::trace;
@@ -38,7 +37,6 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         screen::Format::Table => report.table(screen.stdout()),
         screen::Format::Json => report.json() + "\n",
     };
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    screen::print(&text);
     Ok(0)
 }

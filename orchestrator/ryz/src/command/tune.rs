@@ -1,7 +1,6 @@
 //! `ryz tune`
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::tune::{self, Request, Tuned};
@@ -171,7 +170,6 @@ fn finish(
             (false, _) => format!("nothing was written; --apply writes {shown}\n"),
         }
     };
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    screen::print(&text);
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! `ryz tune --nccl`
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -95,8 +94,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         screen::Format::Json => format!("{}\n", as_json(&found, written.as_ref())),
         screen::Format::Table => as_text(args, &found, written.as_ref(), screen),
     };
-    // A reader that stops early, such as `head`, is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    screen::print(&text);
     Ok(0)
 }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_vary;
+mod blame;
 mod doctor;
 mod documentation;
 mod exit_codes;
@@ -11,6 +12,7 @@ mod joining;
 mod launcher;
 mod manifests;
 mod nccl;
+mod output;
 mod panics;
 mod plan;
 mod reference;

@@ -41,7 +41,7 @@ struct Budget {
 /// One event.
 #[derive(Debug)]
 enum Step {
-    Exit(usize, Exit, Option<usize>),
+    Exit(usize, Exit, Origin),
     Stop(usize),
     Continue(usize),
     Interrupt,
@@ -63,10 +63,10 @@ struct SmallJob {
     now: Duration,
     budget: Budget,
     processes: Vec<Process>,
-    /// The ranks of this epoch that ended before the supervisor sent a signal: exit, blamed rank, time and order of the end.
-    by_themselves: BTreeMap<Rank, (Exit, Option<Rank>, Duration, usize)>,
-    /// The ranks that the ended ranks blame, whether they ended by themselves or not.
-    blames: BTreeMap<Rank, Rank>,
+    /// The ranks of this epoch that ended before the supervisor sent a signal: exit, origin, time and order of the end.
+    by_themselves: BTreeMap<Rank, (Exit, Origin, Duration, usize)>,
+    /// The ranks that the core knows to be stopped.
+    stopped: BTreeSet<Rank>,
     is_announced: bool,
     is_signalled: bool,
     killed_at: Option<Duration>,
@@ -90,7 +90,7 @@ impl SmallJob {
             budget,
             processes: vec![Process::LeftBehind; ranks as usize],
             by_themselves: BTreeMap::new(),
-            blames: BTreeMap::new(),
+            stopped: BTreeSet::new(),
             is_announced: false,
             is_signalled: false,
             killed_at: None,
@@ -115,7 +115,7 @@ impl SmallJob {
         ensure(self.interrupted.is_empty(), || "an interrupted job starts again".into())?;
         self.processes.fill(Process::Runs);
         self.by_themselves.clear();
-        self.blames.clear();
+        self.stopped.clear();
         (self.is_announced, self.is_signalled) = (false, false);
         (self.killed_at, self.ends_since) = (None, None);
         Ok(())
@@ -219,24 +219,27 @@ impl SmallJob {
             return ensure(failures().next().is_none(), || "a job with failures has no culprit".into());
         };
         let context = || format!("{named:?} of {:?}", self.by_themselves);
-        let first = failures().min_by_key(|(_, (exit, blames, seen, order))| {
-            (blames.is_some(), *seen, !matches!(exit, Exit::Signal(_)), *order)
+        let first = failures().min_by_key(|(_, (exit, origin, seen, order))| {
+            (*origin != Origin::Itself, *seen, !matches!(exit, Exit::Signal(_)), *order)
         });
-        let Some((gave_up, _)) = first else { return Err(format!("nobody has failed: {}", context())) };
+        let Some((gave_up, own_of_first)) = first else {
+            return Err(format!("nobody has failed: {}", context()));
+        };
         ensure(named.gave_up == *gave_up, || format!("another gave up first: {}", context()))?;
         let own = self.by_themselves.get(&named.rank);
-        if let Some(exit) = named.exit {
-            let is_own = own.is_some_and(|own| own.0 == exit) && named.rank == *gave_up;
-            return ensure(is_own, || {
-                format!("a rank is blamed that has not failed like that: {}", context())
-            });
+        ensure(own.map(|own| own.0) == named.exit, || format!("it has not ended like that: {}", context()))?;
+        if named.rank == *gave_up {
+            return Ok(());
         }
-        ensure(own.is_none(), || format!("it ended: {}", context()))?;
-        let mut rank = *gave_up;
-        for _ in 0..self.processes.len() {
-            rank = self.blames.get(&rank).copied().unwrap_or(rank);
-        }
-        ensure(rank == named.rank, || format!("no chain of blame leads there: {}", context()))
+        // Another rank is named only if the first that gave up did so because of others, and only one that has not failed.
+        let is_secondary = own_of_first.1 != Origin::Itself;
+        ensure(is_secondary && own.is_none_or(|own| own.0.is_success()), || {
+            format!("an innocent rank is named: {}", context())
+        })?;
+        let is_stopped = |rank: &Rank| self.stopped.contains(rank);
+        let stands_out =
+            is_stopped(&named.rank) || self.stopped.iter().all(|rank| self.by_themselves.contains_key(rank));
+        ensure(stands_out, || format!("a rank is stopped, and another is named: {}", context()))
     }
 
     /// Checks that a job that must end does so in bounded time.
@@ -275,19 +278,21 @@ impl World for SmallJob {
                     for exit in
                         [0, 1, DO_NOT_RESTART].map(Exit::Code).into_iter().chain([Exit::Signal(by_signal)])
                     {
-                        steps.push(Step::Exit(rank, exit, None));
+                        steps.push(Step::Exit(rank, exit, Origin::Itself));
                     }
                     let others = (0..self.processes.len()).filter(|other| *other != rank);
-                    steps.extend(others.map(|other| Step::Exit(rank, Exit::Code(1), Some(other))));
+                    let others =
+                        others.map(|other| Origin::Rank(Rank(other as u32))).chain([Origin::Another]);
+                    steps.extend(others.map(|origin| Step::Exit(rank, Exit::Code(1), origin)));
                     if self.budget.stops > 0 {
                         steps.push(Step::Stop(rank));
                     }
                 }
                 Process::Stopped => {
                     steps.push(Step::Continue(rank));
-                    steps.push(Step::Exit(rank, Exit::Signal(signal::KILL), None));
+                    steps.push(Step::Exit(rank, Exit::Signal(signal::KILL), Origin::Itself));
                 }
-                Process::Killed => steps.push(Step::Exit(rank, Exit::Signal(signal::KILL), None)),
+                Process::Killed => steps.push(Step::Exit(rank, Exit::Signal(signal::KILL), Origin::Itself)),
                 Process::Ended(_) | Process::LeftBehind => {}
             }
         }
@@ -320,26 +325,27 @@ impl World for SmallJob {
 
     fn take(&mut self, step: &Step) -> Result<(), String> {
         match *step {
-            Step::Exit(rank, exit, blamed) => {
+            Step::Exit(rank, exit, origin) => {
                 self.processes[rank] = Process::Ended(exit);
-                let (rank, caused_by) = (Rank(rank as u32), blamed.map(|blamed| Rank(blamed as u32)));
-                self.blames.extend(caused_by.map(|blamed| (rank, blamed)));
+                let rank = Rank(rank as u32);
                 if !self.is_signalled {
                     let order = self.by_themselves.len();
-                    self.by_themselves.insert(rank, (exit, caused_by, self.now, order));
+                    self.by_themselves.insert(rank, (exit, origin, self.now, order));
                     if !exit.is_success() {
                         self.ends_since.get_or_insert(self.now);
                     }
                 }
-                self.tell(Event::Exited { rank, exit, caused_by })
+                self.tell(Event::Exited { rank, exit, origin })
             }
             Step::Stop(rank) => {
                 self.budget.stops -= 1;
                 self.processes[rank] = Process::Stopped;
+                self.stopped.insert(Rank(rank as u32));
                 self.tell(Event::Stopped(Rank(rank as u32), STOP))
             }
             Step::Continue(rank) => {
                 self.processes[rank] = Process::Runs;
+                self.stopped.remove(&Rank(rank as u32));
                 self.tell(Event::Continued(Rank(rank as u32)))
             }
             Step::Interrupt => {

@@ -10,12 +10,17 @@ fn job(ranks: u32, max_restarts: u32) -> Core {
 }
 
 fn ends(rank: u32, exit: Exit) -> Event {
-    Event::Exited { rank: Rank(rank), exit, caused_by: None }
+    Event::Exited { rank: Rank(rank), exit, origin: Origin::Itself }
 }
 
 /// Returns an exit with code 1 that blames another rank.
 fn blames(rank: u32, blamed: u32) -> Event {
-    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), caused_by: Some(Rank(blamed)) }
+    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), origin: Origin::Rank(Rank(blamed)) }
+}
+
+/// Returns an exit with code 1 of a rank that waited in vain for others.
+fn waited(rank: u32) -> Event {
+    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), origin: Origin::Another }
 }
 
 fn outcome(actions: &[Action]) -> &Outcome {
@@ -69,8 +74,8 @@ fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
         (&[(1, blames(1, 0)), (2, blames(0, 2)), (3, blames(2, 1))], 1),
         (&[(1, blames(1, 1)), (2, blames(0, 1)), (3, blames(2, 1))], 1),
         (&[(1, blames(1, 9)), (2, blames(0, 9)), (3, blames(2, 1))], 1),
-        // The blamed rank ended well.
-        (&[(1, ends(0, Exit::Code(0))), (2, blames(1, 0)), (3, blames(2, 0))], 1),
+        // The blamed rank left early, with success.
+        (&[(1, ends(0, Exit::Code(0))), (2, blames(1, 0)), (3, blames(2, 0))], 0),
     ];
     for (events, culprit) in cases {
         let mut core = job(3, 0);
@@ -256,4 +261,50 @@ fn a_process_that_cannot_be_killed_is_not_waited_for() {
     );
     let actions = core.handle(ms(5000), Event::Tick);
     assert_eq!(outcome(&actions).exit_code, 137);
+}
+
+#[test]
+fn of_ranks_that_waited_in_vain_the_one_that_they_waited_for_is_the_first_failure() {
+    // Ranks 0 and 1 give up; rank 2 does something else.
+    let cases: [(&[Event], Event, Option<Exit>); 3] = [
+        // It is stopped.
+        (&[Event::Stopped(Rank(2), 19)], ends(2, Exit::Signal(9)), None),
+        // It is stuck.
+        (&[], ends(2, Exit::Signal(15)), None),
+        // It has left with success.
+        (&[ends(2, Exit::Code(0))], Event::Tick, Some(Exit::Code(0))),
+    ];
+    for (before, after, exit) in cases {
+        let mut core = job(3, 0);
+        for event in before {
+            core.handle(ms(0), *event);
+        }
+        core.handle(ms(10), waited(1));
+        let mut actions = core.handle(ms(11), waited(0));
+        if actions.is_empty() {
+            core.handle(ms(510), Event::Tick);
+            actions = core.handle(ms(511), after);
+        }
+        let first = outcome(&actions).first_failure.expect("a failure");
+        assert_eq!((first.rank, first.exit, first.gave_up), (Rank(2), exit, Rank(1)), "{before:?}");
+        assert_eq!(outcome(&actions).exit_code, 1);
+    }
+}
+
+#[test]
+fn a_rank_that_waited_in_vain_is_the_first_failure_if_nothing_is_known_of_the_others() {
+    // Two others have not failed: either may be the reason.
+    let mut core = job(3, 0);
+    core.handle(ms(0), waited(1));
+    core.handle(ms(500), Event::Tick);
+    core.handle(ms(501), ends(0, Exit::Signal(15)));
+    let actions = core.handle(ms(502), ends(2, Exit::Signal(15)));
+    assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(1)))));
+    // A failure of its own explains more than a stop that may be by chance.
+    let mut core = job(2, 0);
+    core.handle(ms(0), Event::Stopped(Rank(0), 19));
+    core.handle(ms(1), ends(1, Exit::Code(3)));
+    core.handle(ms(501), Event::Tick);
+    let actions = core.handle(ms(502), ends(0, Exit::Signal(9)));
+    assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(3)))));
 }

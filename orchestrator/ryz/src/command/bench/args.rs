@@ -17,6 +17,11 @@ const EXAMPLES: &str = "Examples:
   ryz bench -n 4 --vary algorithm
   ryz bench -n 4 --latency-targets";
 
+/// Headings of the help.
+const SIZES: &str = "Sizes";
+const CALLS: &str = "Calls";
+const RESULT: &str = "Result";
+
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -30,16 +35,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "OP,…", default_value = "all_reduce")]
     pub(super) op: String,
     /// Smallest size [default: 1KB]
-    #[arg(long, short = 'b', value_name = "SIZE")]
+    #[arg(long, short = 'b', value_name = "SIZE", help_heading = SIZES)]
     pub(super) min_bytes: Option<ByteSize>,
     /// Largest size [default: 100MB]
-    #[arg(long, short = 'e', value_name = "SIZE")]
+    #[arg(long, short = 'e', value_name = "SIZE", help_heading = SIZES)]
     pub(super) max_bytes: Option<ByteSize>,
     /// Ratio between two sizes [default: 4]
-    #[arg(long, short = 'f', value_name = "F")]
+    #[arg(long, short = 'f', value_name = "F", help_heading = SIZES)]
     pub(super) factor: Option<u64>,
     /// Sizes separated by commas, instead of a sweep
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"], help_heading = SIZES)]
     pub(super) sizes: Option<Vec<ByteSize>>,
     /// Element type: f32, f64, f16, bf16, i8, u8, i32, u32, i64 or u64
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
@@ -48,33 +53,33 @@ pub(crate) struct Args {
     #[arg(long, value_name = "OP", default_value = "sum", value_parser = reduction)]
     pub(super) reduction: ReduceOp,
     /// Untimed calls before the timed ones; their values are checked [default: a tenth of the timed ones]
-    #[arg(long, short = 'w', value_name = "W")]
+    #[arg(long, short = 'w', value_name = "W", help_heading = CALLS)]
     pub(super) warmup: Option<usize>,
     /// Timed calls [default: fewer for larger sizes]
-    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..), help_heading = CALLS)]
     pub(super) iters: Option<u32>,
     /// nccl-tests' flag. Every value of every call is always checked, outside the timed part
     #[arg(long, short = 'c', value_name = "1", value_parser = always_checked, hide = true)]
     pub(super) check: Option<()>,
     /// Time calls replayed from a CUDA graph
-    #[arg(long)]
+    #[arg(long, help_heading = CALLS)]
     pub(super) graph: bool,
     /// Paths to measure, separated by commas: auto, all, or names as the table shows them
-    #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
+    #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto", help_heading = CALLS)]
     pub(super) path: Vec<String>,
     /// Output format
-    #[arg(long, value_enum, default_value_t = OutputFormat::Table)]
+    #[arg(long, value_enum, default_value_t = OutputFormat::Table, help_heading = RESULT)]
     pub(super) format: OutputFormat,
     /// Write the result to this file, and a table to standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = RESULT)]
     pub(super) out: Option<PathBuf>,
     /// Compare with an earlier result of --format json; exit with code 1 if a row is slower by more than 10 % and by more than
     /// chance
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = RESULT)]
     pub(super) compare: Option<PathBuf>,
     /// Judge latencies and bandwidths on CPUs too (the targets are for GPUs); exit with code 1 if one is missed or none can be
     /// judged
-    #[arg(long)]
+    #[arg(long, help_heading = RESULT)]
     pub(super) strict: bool,
     /// Compare variants side by side, in turns, each in ranks of its own; overlap compares sizes of gradient buckets behind a backward
     /// pass

@@ -1,7 +1,5 @@
 //! `ryz bench --latency-targets` and `ryz bench --vary overlap`.
 
-use std::io::Write as _;
-
 use anyhow::bail;
 use ryzanstein_benches::communication::JobContext;
 use ryzanstein_benches::measure::Collective;
@@ -118,8 +116,7 @@ pub(super) fn measure_overlap(
             OutputFormat::Json => report.json(),
             _ => report.text(screen.stdout()),
         };
-        // A reader that has closed the pipe does not fail the measurement.
-        let _ = std::io::stdout().lock().write_all(text.as_bytes());
+        screen::print(&text);
     }
     if report.is_correct() { Ok(()) } else { bail!("the benchmark found wrong values") }
 }

@@ -1,7 +1,6 @@
 //! `ryz bench --vary`: runs the variants in turns, each in separate ranks, and shows them side by side.
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::path::Path;
 
 use crate::doctor;
@@ -12,7 +11,6 @@ use ryzanstein_orchestrator::VERSION;
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::plural;
 use ryzanstein_orchestrator::table::{Screen, wrap};
-use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 use ryzanstein_process_group::{BackendKind, Error};
 
 use super::args::{Args, OutputFormat};
@@ -53,8 +51,7 @@ pub(super) fn run(
             }
             if is_shown {
                 let text = std::fs::read_to_string(file).context("cannot read the rows")?;
-                // A reader that has closed the pipe does not fail the measurement.
-                let _ = std::io::stdout().lock().write_all(&text.as_bytes()[told..]);
+                screen::print(&text[told..]);
                 told = text.len();
             }
         }
@@ -67,7 +64,7 @@ pub(super) fn run(
         // There is no room for the table on standard output.
         eprint!("{}", comparison.table(&rows, screen.stderr()));
     } else {
-        let _ = std::io::stdout().lock().write_all(comparison.table(&rows, screen.stdout()).as_bytes());
+        screen::print(&comparison.table(&rows, screen.stdout()));
     }
     match (&args.out, args.format) {
         (Some(to), OutputFormat::Json) => {
@@ -93,10 +90,7 @@ impl<'a> Comparison<'a> {
             return refused("the variants choose the backend; omit --backend".into());
         }
         let environment = settings::environment();
-        let gpus = || {
-            let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
-            Libraries::find(&config.device, &search).device_count().unwrap_or(0) as usize
-        };
+        let gpus = || settings::visible_gpus(config) as usize;
         let wanted = config.process_group.backend;
         let (backend, gpus) = match (wanted, vary) {
             (BackendChoice::Nccl, _) => (BackendKind::Nccl, gpus()),

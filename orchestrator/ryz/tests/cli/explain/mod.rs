@@ -97,7 +97,9 @@ fn a_killed_rank_is_explained_by_its_signal_whatever_it_wrote() {
     let output = Run::launch(&["-n", "1"], "echo loading >&2; kill -KILL $$").finish();
     let stderr = text(&output.stderr);
     assert!(
-        stderr.contains("  cause: loading\n  explanation: something outside the job killed the rank"),
+        stderr.contains(
+            "  cause: it was killed by signal 9 (SIGKILL)\n  explanation: something outside the job killed the rank"
+        ),
         "{stderr}"
     );
 }

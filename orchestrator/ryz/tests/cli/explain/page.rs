@@ -10,7 +10,8 @@ const HEAD: &str = "\
 
 `ryz explain` says what an error means: `ryz explain 'NCCL WARN Call to ibv_create_qp failed'` for one message, `ryz explain - <
 job.log` for a whole log. A command that fails adds the cause and the remedy to its error by itself, as far as the message does
-not say them, and the closing report of `ryz launch` does so for the first failure. This page lists the same entries.
+not say them, and the closing report of `ryz launch` does so for the first failure. This page lists the same entries; for messages
+of other programs, `ryz explain` also states the cause.
 
 Messages appear here as the programs print them; names, numbers and paths will differ. Under a launcher, read the **closing
 report** first: it names the first failure, and the others after `then:`. The ranks' own errors are above it, with the prefix
@@ -57,16 +58,14 @@ fn wrapped(text: &str) -> String {
 /// An entry as the page must have it.
 fn written(entry: &Entry) -> String {
     let Entry { id, sample, cause, remedy, source, .. } = entry;
-    let source = match source {
-        Some(address) => format!("\n[Source]({address}) of the message.\n"),
-        None => String::new(),
+    // Messages of other programs are many.
+    let cause = match source {
+        Some(_) => String::new(),
+        None => wrapped(&format!("**Cause.** {}", escaped(&sentence(cause)))) + "\n",
     };
-    format!(
-        "\n### {id}\n\n```text\n{}\n```\n\n{}\n{}\n{source}",
-        wrapped(sample.trim()),
-        wrapped(&format!("**Cause.** {}", escaped(&sentence(cause)))),
-        wrapped(&format!("**Remedy.** {}", escaped(&sentence(remedy)))),
-    )
+    let heading = source.as_ref().map_or_else(|| id.clone(), |address| format!("[{id}]({address})"));
+    let remedy = wrapped(&format!("**Remedy.** {}", escaped(&sentence(remedy))));
+    format!("\n### {heading}\n\n```text\n{}\n```\n\n{cause}{remedy}\n", wrapped(sample.trim()))
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! The output of ranks, as `ryz launch` passes it on: a stream of bytes, with a prefix on each line.
+
+use std::process::{Command, Stdio};
+
+use crate::support::{Run, eventually, ryz, text};
+use rustix::process::Signal;
+
+#[test]
+fn a_prompt_without_a_line_end_and_a_progress_bar_are_shown_while_the_rank_runs() {
+    let cases = [("printf 'Password: '", "[rank 0] Password: "), ("printf '\\rstep 1'", "\r[rank 0] step 1")];
+    for (script, shown) in cases {
+        let run = Run::launch(&["-n", "1"], &format!("{script}; exec sleep 608"));
+        let seen = eventually(|| (run.unread()[0] >= shown.len() as u64).then_some(()));
+        assert!(seen.is_some(), "{script}: {:?}", run.unread());
+        run.signal(Signal::TERM);
+        assert_eq!(text(&run.finish().stdout), format!("{shown}\n"));
+    }
+}
+
+#[test]
+fn python_prints_at_once_unless_the_user_wants_it_otherwise() {
+    let script = "echo ${PYTHONUNBUFFERED-unset}";
+    let shown = |variables: &[(&str, &str)]| {
+        text(&Run::new(&["launch", "-n", "1", "--", "sh", "-c", script], variables).finish().stdout)
+    };
+    assert_eq!(shown(&[]), "[rank 0] 1\n");
+    assert_eq!(shown(&[("PYTHONUNBUFFERED", "")]), "[rank 0] \n");
+}
+
+#[test]
+fn the_output_of_chosen_ranks_is_shown_and_that_of_all_is_logged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = folder.path().to_str().expect("a path");
+    for (ranks, shown) in [("1", "[rank 1] out 1\n"), ("none", "")] {
+        let flags = ["--world-size", "2", "--log-dir", logs, "--show-ranks", ranks];
+        let output = Run::launch(&flags, "echo out $RANK").finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), shown);
+        for rank in 0..2 {
+            let log = std::fs::read_to_string(folder.path().join(format!("rank-{rank}/stdout.log")));
+            assert_eq!(log.expect("a log"), format!("out {rank}\n"));
+        }
+    }
+    let wrong = Run::launch(&["-n", "2", "--show-ranks", "first"], "true").finish();
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("--show-ranks"), "{}", text(&wrong.stderr));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("opened");
+    let commands: [&[&str]; 3] =
+        [&["launch", "-n", "1", "--", "echo", "x"], &["config", "show"], &["topo", "--preset", "dgx-h100"]];
+    for arguments in commands {
+        let mut command = Command::new(ryz());
+        command.args(arguments).stdin(Stdio::null()).stdout(full()).stderr(Stdio::piped());
+        let output = command.output().expect("ryz runs");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("cannot write to standard output: No space left on device"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let mut command = Command::new("sh");
+    let line = "$RYZ config show | head -1; exit ${PIPESTATUS:-0}";
+    let output = command.args(["-c", line]).env("RYZ", ryz()).output().expect("sh runs");
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
