@@ -47,6 +47,7 @@ mod memory;
 pub mod mlp;
 pub mod model;
 pub mod norm;
+mod python_json;
 mod rotary;
 pub mod shard;
 mod storage;

@@ -1,23 +1,43 @@
 //! Chat templates, which render messages to the prompt format that a model was trained on.
 
+mod python;
+mod source;
+mod special_tokens;
+
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use chrono::{FixedOffset, Local, TimeZone as _};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
 use ryzanstein_config::ByteSize;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 
+use self::python::invalid;
+use self::special_tokens::SpecialTokens;
 use super::chat_error::ChatError;
-use super::python_json;
+use super::panics::caught;
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use crate::python_json;
 
 /// The name of the template in the template engine.
 const NAME: &str = "chat_template";
-/// The maximum size of a template file.
-const LARGEST_FILE: ByteSize = ByteSize::mib(4);
+/// The maximum size of a file with a template or special tokens; `tokenizer.json` is the largest.
+const LARGEST_FILE: ByteSize = ByteSize::mib(64);
+/// The maximum size of a template.
+const LARGEST_TEMPLATE: ByteSize = ByteSize::mib(4);
+/// The maximum size of a prompt.
+const LARGEST_PROMPT: ByteSize = ByteSize::mib(256);
+/// Number of steps that a template may take, and those for each byte of the messages in addition.
+const STEPS: u64 = 20_000_000;
+const STEPS_PER_BYTE: u64 = 100;
+/// Stack of the thread that parses and renders a template, for the deepest nesting that the parser accepts.
+const STACK: ByteSize = ByteSize::mib(64);
 
 /// One message of a chat.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -72,20 +92,12 @@ impl ChatTime {
     }
 }
 
-/// The part of `tokenizer_config.json` that templates need.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct TokenizerConfig {
-    chat_template: Option<Templates>,
-    bos_token: Option<SpecialToken>,
-    eos_token: Option<SpecialToken>,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Templates {
     One(String),
     Several(Vec<NamedTemplate>),
+    ByName(BTreeMap<String, String>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -94,147 +106,161 @@ struct NamedTemplate {
     template: String,
 }
 
-/// A token as text, or as an object in old files.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum SpecialToken {
-    Text(String),
-    Object { content: String },
-}
-
-impl SpecialToken {
-    fn text(self) -> String {
-        let (Self::Text(text) | Self::Object { content: text }) = self;
-        text
-    }
-}
-
 /// The chat template of a model.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
     file: PathBuf,
-    bos_token: String,
-    eos_token: String,
-    digest: u64,
+    source: String,
+    special_tokens: SpecialTokens,
 }
 
 impl ChatTemplate {
     /// Reads the template of a model folder: `chat_template.jinja`, otherwise `chat_template` of `tokenizer_config.json`; of
-    /// several templates, the one with the name `default`.
+    /// several templates, the one with the name `default`. Also reads the special tokens that a template may use.
     ///
     /// # Errors
     /// Returns [`ChatError::NoTemplate`] if there is none; otherwise an error that names the file that is invalid or cannot be
     /// read.
     pub fn open(folder: &Path) -> Result<Self> {
         let config_file = folder.join("tokenizer_config.json");
-        let config: TokenizerConfig = match read(&config_file)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|source| ChatError::Config { file: config_file.clone(), source: source.into() })?,
-            None => TokenizerConfig::default(),
-        };
+        let mut config: Map<_, _> = read_json(&config_file)?.unwrap_or_default();
         let own_file = folder.join("chat_template.jinja");
-        let (file, template) = match (read(&own_file)?, config.chat_template) {
+        let (file, source) = match (read(&own_file, LARGEST_TEMPLATE)?, config.remove("chat_template")) {
             (Some(text), _) => (own_file, text),
-            (None, Some(Templates::One(text))) => (config_file, text),
-            (None, Some(Templates::Several(all))) => {
-                let template = default_of(all, &config_file)?;
+            (None, None | Some(serde_json::Value::Null)) => return Err(ChatError::NoTemplate(folder.into()).into()),
+            (None, Some(templates)) => {
+                let templates = serde_json::from_value(templates);
+                let templates =
+                    templates.map_err(|source| ChatError::Config { file: config_file.clone(), source: source.into() })?;
+                let template = default_of(templates, &config_file)?;
                 (config_file, template)
             }
-            (None, None) => return Err(ChatError::NoTemplate(folder.into()).into()),
         };
-        let text = |token: Option<SpecialToken>| token.map(SpecialToken::text).unwrap_or_default();
-        let (bos_token, eos_token) = (text(config.bos_token), text(config.eos_token));
-        let digest = digest([&template, "\0", &bos_token, "\0", &eos_token].concat().into_bytes());
-        let environment = environment(template)
-            .map_err(|source| ChatError::Template { file: file.clone(), source: source.into() })?;
-        Ok(Self { environment, file, bos_token, eos_token, digest })
+        let special_tokens = special_tokens::collect(folder, config)?;
+        Ok(Self { file, source, special_tokens })
+    }
+
+    /// Returns the file that the template was read from.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Renders the prompt for the model's answer to messages. It contains all special tokens as text: encode it with
     /// [`Tokenizer::encode_raw`](super::Tokenizer::encode_raw), which adds none.
     ///
+    /// A template is a program. Its time, its nesting and the prompt are limited here, but not the memory for its variables:
+    /// render the template of a model that you do not trust in a process with a limit, as `ryz generate` does. For this, a
+    /// template can be serialized.
+    ///
     /// # Errors
     /// Returns [`ChatError::Template`], with the message of the template if it rejects the messages.
     pub fn render(&self, messages: &[Message], now: ChatTime) -> Result<String, ChatError> {
-        // The same variables as transformers sets for a chat without tools and documents.
+        let size = messages.iter().map(|message| (message.role.len() + message.content.len()) as u64).sum();
+        self.render_values(Value::from(Serde(messages)), Value::from(()), size, now)
+    }
+
+    /// Renders messages of `size` bytes, with tools.
+    fn render_values(&self, messages: Value, tools: Value, size: u64, now: ChatTime) -> Result<String, ChatError> {
+        let text = std::thread::scope(|scope| {
+            let work = || caught(|| self.render_here(messages, tools, size, now));
+            let thread = std::thread::Builder::new().stack_size(STACK.get() as usize);
+            let thread = thread.name(NAME.into()).spawn_scoped(scope, work);
+            let thread = thread.map_err(|error| format!("cannot start a thread to render it: {error}"))?;
+            thread.join().unwrap_or_else(|_| Err("its thread panicked".into()))?
+        });
+        text.map_err(|reason| ChatError::Template { file: self.file.clone(), reason })
+    }
+
+    fn render_here(&self, messages: Value, tools: Value, size: u64, now: ChatTime) -> Result<String, String> {
+        // The same variables as transformers sets.
         let context = minijinja::context! {
-            messages => Serde(messages),
-            tools => (),
+            messages,
+            tools,
             documents => (),
             add_generation_prompt => true,
-            bos_token => self.bos_token.as_str(),
-            eos_token => self.eos_token.as_str(),
             strftime_now => Value::from_function(move |format: &str| now.text(format)),
+            ..Value::from_pairs(self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str())))
         };
-        let template = self.environment.get_template(NAME);
-        let text = template.and_then(|template| template.render(context));
-        text.map_err(|source| ChatError::Template { file: self.file.clone(), source: source.into() })
+        let steps = STEPS.saturating_add(size.saturating_mul(STEPS_PER_BYTE));
+        let mut prompt = Prompt(Vec::new());
+        let rendered = environment(source::rewrite(&self.source)?).and_then(|mut environment| {
+            environment.set_fuel(Some(steps));
+            environment.get_template(NAME)?.render_captured_to(context, &mut prompt).map(drop)
+        });
+        match rendered {
+            Ok(()) => String::from_utf8(prompt.0).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => {
+                Err(format!("it takes more than {steps} steps, so it may have a loop that does not end"))
+            }
+            Err(error) if prompt.0.len() as u64 > LARGEST_PROMPT.get() => {
+                Err(format!("the prompt is larger than {LARGEST_PROMPT} ({error})"))
+            }
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Returns a hash of the template, whatever file it was read from.
     pub(crate) fn digest(&self) -> u64 {
-        self.digest
+        let tokens = self.special_tokens.iter().flat_map(|(name, token)| ["\0", name, "\0", token]);
+        digest(std::iter::once(self.source.as_str()).chain(tokens).flat_map(str::bytes))
     }
 }
 
-/// Returns the template with the name `default`.
-fn default_of(templates: Vec<NamedTemplate>, file: &Path) -> Result<String, ChatError> {
-    let names = templates.iter().map(|one| one.name.clone()).collect();
-    let default = templates.into_iter().find(|one| one.name == "default");
-    Ok(default.ok_or_else(|| ChatError::NoDefault { file: file.into(), names })?.template)
+/// The prompt up to its limit.
+struct Prompt(Vec<u8>);
+
+impl io::Write for Prompt {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        if self.0.len() as u64 > LARGEST_PROMPT.get() {
+            return Err(io::Error::other("no more is written"));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns the only template or the one with the name `default`.
+fn default_of(templates: Templates, file: &Path) -> Result<String, ChatError> {
+    let mut templates = match templates {
+        Templates::One(template) => return Ok(template),
+        Templates::Several(all) => all.into_iter().map(|one| (one.name, one.template)).collect(),
+        Templates::ByName(templates) => templates,
+    };
+    templates.remove("default").ok_or_else(|| {
+        let names = templates.into_keys().collect();
+        ChatError::NoDefault { file: file.into(), names }
+    })
 }
 
 /// Creates a Jinja environment with the same settings as transformers.
 fn environment(template: String) -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_function("raise_exception", raise_exception);
-    environment.add_filter("tojson", to_json);
+    python::add_to(&mut environment);
     environment.add_template_owned(NAME, template)?;
     Ok(environment)
 }
 
 /// Reads the text of a file. Returns `None` if there is no such file.
-fn read(file: &Path) -> Result<Option<String>> {
-    match ryzanstein_config::file::read_text(file, LARGEST_FILE) {
+fn read(file: &Path, limit: ByteSize) -> Result<Option<String>> {
+    match ryzanstein_config::file::read_text(file, limit) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(Error::file(file, error)),
     }
 }
 
-fn invalid(text: impl Into<String>) -> minijinja::Error {
-    minijinja::Error::new(ErrorKind::InvalidOperation, text.into())
-}
-
-/// Returns an error with this text. Templates call this function to reject messages.
-fn raise_exception(text: &str) -> Result<Value, minijinja::Error> {
-    Err(invalid(text))
-}
-
-/// Serializes to JSON with the options of transformers' `tojson`.
-#[expect(clippy::needless_pass_by_value, reason = "the engine hands filters their arguments so")]
-fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
-    let sort_keys: Option<bool> = options.get("sort_keys")?;
-    options.assert_all_used()?;
-    let separators = match separators.as_deref() {
-        None => (if indent.is_some() { "," } else { ", " }.into(), ": ".into()),
-        Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => return Err(invalid("`separators` of tojson must be two texts")),
+/// Reads a JSON file. Returns `None` if there is no such file.
+fn read_json<T: DeserializeOwned>(file: &Path) -> Result<Option<T>> {
+    let parse = |text: String| {
+        python_json::parse(&text)
+            .map_err(|source| ChatError::Config { file: file.into(), source: source.into() }.into())
     };
-    let style = python_json::Style { indent, separators, ensure_ascii: ensure_ascii.unwrap_or(false) };
-    let text = if sort_keys == Some(true) {
-        serde_json::to_value(&value).and_then(|value| python_json::text(&python_json::sorted(value), style))
-    } else {
-        python_json::text(&value, style)
-    };
-    let text = text.map_err(|error| invalid("the value is not JSON").with_source(error))?;
-    Ok(Value::from_safe_string(text))
+    read(file, LARGEST_FILE)?.map(|text| parse(text)).transpose()
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub enum ChatError {
         /// Their names.
         names: Vec<String>,
     },
-    /// `tokenizer_config.json` does not have the expected structure.
+    /// A file with the template or with special tokens does not have the expected structure.
     #[error("{}: {source}", .file.display())]
     Config {
         /// The file.
@@ -32,12 +32,12 @@ pub enum ChatError {
         /// The parser's error.
         source: Arc<serde_json::Error>,
     },
-    /// The template is invalid, or rejects these messages.
-    #[error("the chat template of {}: {source}", .file.display())]
+    /// The template is invalid, rejects these messages or exceeds a limit.
+    #[error("the chat template of {}: {reason}", .file.display())]
     Template {
         /// The file with the template.
         file: PathBuf,
-        /// The error of the template engine.
-        source: Arc<minijinja::Error>,
+        /// The message of the template or of the template engine, or the limit.
+        reason: String,
     },
 }

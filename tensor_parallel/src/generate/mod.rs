@@ -2,7 +2,7 @@
 
 mod chat;
 pub(crate) mod chat_error;
-mod python_json;
+mod panics;
 mod sample;
 mod text;
 mod text_model;
@@ -14,10 +14,11 @@ use ryzanstein_process_group::Rank;
 
 pub use self::chat::{ChatTemplate, ChatTime, Message};
 pub use self::chat_error::ChatError;
+pub use self::panics::catches_panics;
 pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::text_model::TextModel;
-pub use self::tokenizer::{Tokenizer, catches_panics};
+pub use self::tokenizer::Tokenizer;
 use crate::digest::digest;
 use crate::error::{RequestError, Result};
 use crate::model::{Decoder, Llama, ModelGroups, Passes, all_gather};

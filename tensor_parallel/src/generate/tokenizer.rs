@@ -1,11 +1,10 @@
 //! Encoding of text to tokens and decoding of tokens, by the `tokenizer.json` of a model folder.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ByteSize, file};
-use ryzanstein_process_group::panic_message;
 
+use super::panics;
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::model::ModelFileError;
@@ -99,24 +98,10 @@ fn path(directory: &Path) -> PathBuf {
     directory.join("tokenizer.json")
 }
 
-/// Calls the tokenizers library, which panics on some files. Turns a panic into an error.
+/// Calls the tokenizers library, which panics on some files.
 fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
-    CATCHES.set(true);
-    let outcome = catch_unwind(AssertUnwindSafe(work));
-    CATCHES.set(false);
-    let outcome = outcome.unwrap_or_else(|panic| {
-        Err(format!("the tokenizers library panicked: {}", panic_message(&*panic)).into())
-    });
+    let outcome = panics::caught(work).unwrap_or_else(|panic| Err(format!("the tokenizers library {panic}").into()));
     outcome.map_err(|source| Error::model(file, ModelFileError::Tokenizer { cannot, source }))
-}
-
-thread_local! {
-    static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// Returns true if this crate would turn a panic of this thread into an error now, so that a panic hook need not report it.
-pub fn catches_panics() -> bool {
-    CATCHES.get()
 }
 
 #[cfg(test)]
@@ -162,7 +147,7 @@ mod tests {
             r#"{"pre_tokenizer":{"type":"FixedLength","length":0},"model":{"type":"BPE","vocab":{"h":0},"merges":[]}}"#,
             &["cannot encode this text", "panicked", "chunk size"],
         );
-        assert!(!catches_panics(), "only while the library runs");
+        assert!(!panics::catches_panics(), "only while the library runs");
     }
 
     #[test]

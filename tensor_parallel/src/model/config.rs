@@ -11,6 +11,7 @@ use super::config_error::{ConfigError, ModelFileError};
 use super::json::JsonObject;
 use super::rope;
 use crate::error::{Error, Result};
+use crate::python_json;
 use crate::rotary::{Rotary, RotaryScaling};
 
 /// The supported architectures, which differ only in settings.
@@ -96,7 +97,7 @@ impl LlamaConfig {
     /// Returns an error that names the key that is missing, invalid or not supported.
     pub fn from_json(file: &Path, config: &str, generation: Option<&str>) -> Result<Self> {
         let object = |file: &Path, text: &str| {
-            serde_json::from_str::<Map<String, Value>>(text)
+            python_json::parse::<Map<String, Value>>(text)
                 .map_err(|e| Error::model(file, ModelFileError::Json(e)))
         };
         let map = object(file, config)?;

@@ -1,0 +1,328 @@
+//! Methods, filters and tests as Python and Jinja2 have them, where those of the template engine differ or are missing.
+
+use minijinja::formatting::{FormatStyle, format};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+use super::source::PERCENT;
+use crate::python_json;
+
+/// Adds what transformers gives to templates.
+pub(super) fn add_to(environment: &mut Environment<'_>) {
+    environment.set_unknown_method_callback(call_method);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("cycler", minijinja_contrib::globals::cycler);
+    environment.add_function("joiner", minijinja_contrib::globals::joiner);
+    environment.add_filter("tojson", to_json);
+    environment.add_filter(PERCENT, percent);
+    environment.add_filter("truncate", minijinja_contrib::filters::truncate);
+    environment.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
+    environment.add_filter("striptags", minijinja_contrib::filters::striptags);
+    environment.add_filter("wordcount", |text: &str| words(text, None).len());
+    environment.add_filter("center", |text: &str, width: Option<usize>| center(text, width.unwrap_or(80), ' '));
+    environment.add_filter("trim", |text: &str, characters: Option<&str>| strip(text, characters, true, true).to_owned());
+    environment.add_test("sequence", is_sequence);
+    environment.add_test("callable", is_callable);
+}
+
+pub(super) fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, text.into())
+}
+
+/// Returns an error with this text. Templates call this function to reject messages.
+fn raise_exception(text: &str) -> Result<Value, Error> {
+    Err(invalid(text))
+}
+
+/// Formats a text with the right operand of `%`: a tuple of values, a mapping or one value.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn percent(text: &str, values: Value) -> Result<String, Error> {
+    let values = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values] };
+    format(FormatStyle::Printf, text, &values)
+}
+
+/// Returns true for what has a length and items in Python, which includes texts and mappings.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn is_sequence(value: Value) -> bool {
+    match value.kind() {
+        ValueKind::Undefined | ValueKind::String | ValueKind::Bytes | ValueKind::Seq | ValueKind::Map => true,
+        // The sum of two lists, for example.
+        ValueKind::Iterable => value.len().is_some(),
+        _ => false,
+    }
+}
+
+/// Returns true for functions and macros.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn is_callable(value: Value) -> bool {
+    value.kind() == ValueKind::Plain || value.is_undefined()
+}
+
+/// Serializes to JSON with the options of transformers' `tojson`.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn to_json(value: Value, Rest(positional): Rest<Value>, options: Kwargs) -> Result<Value, Error> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    if positional.len() > names.len() {
+        return Err(invalid("tojson takes at most four arguments"));
+    }
+    let mut positional = positional.into_iter();
+    let [ensure_ascii, indent, separators, sort_keys] = names.map(|name| match positional.next() {
+        Some(value) => Ok(Some(value)),
+        None => options.get::<Option<Value>>(name),
+    });
+    options.assert_all_used()?;
+    let is_set = |value: Result<Option<Value>, Error>| Ok::<_, Error>(value?.is_some_and(|value| value.is_true()));
+    let indent = match indent?.filter(|indent| !indent.is_none()) {
+        Some(indent) => Some(match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(i64::try_from(indent)?).unwrap_or(0)),
+        }),
+        None => None,
+    };
+    let separators = match separators?.filter(|separators| !separators.is_none()) {
+        None => (if indent.is_some() { "," } else { ", " }.into(), ": ".into()),
+        Some(separators) => match separators.try_iter()?.collect::<Vec<_>>().as_slice() {
+            [item, key] if item.as_str().and(key.as_str()).is_some() => (item.to_string(), key.to_string()),
+            _ => return Err(invalid("`separators` of tojson must be two texts")),
+        },
+    };
+    let style = python_json::Style { indent, separators, ensure_ascii: is_set(ensure_ascii)? };
+    let text = if is_set(sort_keys)? {
+        serde_json::to_value(&value).and_then(|value| python_json::text(&python_json::sorted(value), style))
+    } else {
+        python_json::text(&value, style)
+    };
+    let text = text.map_err(|error| invalid("the value is not JSON").with_source(error))?;
+    Ok(Value::from_safe_string(text))
+}
+
+/// Calls a method of Python's texts, lists and dictionaries.
+fn call_method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let own = match (value.kind(), value.as_str()) {
+        (_, Some(text)) => text_method(text, name, args)?,
+        (ValueKind::Seq | ValueKind::Iterable, _) if name == "index" => {
+            let (wanted,): (&Value,) = from_args(args)?;
+            let at = value.try_iter()?.position(|item| item == *wanted);
+            Some(at.map(Value::from).ok_or_else(|| invalid(format!("{wanted} is not in the list")))?)
+        }
+        (ValueKind::Seq | ValueKind::Map, _) if name == "copy" => {
+            let () = from_args(args)?;
+            Some(value.clone())
+        }
+        _ => None,
+    };
+    match own {
+        Some(result) => Ok(result),
+        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    }
+}
+
+/// Calls a method of Python's texts. Returns `None` for those that the compatibility layer of the engine has right.
+fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    let fill = |fill: Option<&str>| match fill.map(|fill| (fill.chars().next(), fill.chars().count())) {
+        None => Ok(' '),
+        Some((Some(fill), 1)) => Ok(fill),
+        Some(_) => Err(invalid("the fill character must be exactly one character long")),
+    };
+    Ok(Some(match name {
+        "strip" | "lstrip" | "rstrip" => {
+            let (characters,): (Option<&str>,) = from_args(args)?;
+            strip(text, characters, name != "rstrip", name != "lstrip").into()
+        }
+        "isspace" => {
+            let () = from_args(args)?;
+            (!text.is_empty() && text.chars().all(is_space)).into()
+        }
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            text.strip_prefix(prefix).unwrap_or(text).into()
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            text.strip_suffix(suffix).unwrap_or(text).into()
+        }
+        "split" | "rsplit" => {
+            let (separator, limit, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
+            let separator = separator.map_or_else(|| options.get::<Option<Value>>("sep"), |value| Ok(Some(value)))?;
+            let limit = limit.map_or_else(|| options.get::<Option<i64>>("maxsplit"), |limit| Ok(Some(limit)))?;
+            options.assert_all_used()?;
+            // A negative limit is none.
+            let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+            let separator = separator.filter(|separator| !separator.is_none());
+            let parts: Vec<&str> = match (separator.as_ref().map(Value::as_str), name) {
+                (Some(None), _) => return Err(invalid("the separator must be a text")),
+                (Some(Some("")), _) => return Err(invalid("the separator is empty")),
+                (Some(Some(separator)), "split") => match limit {
+                    None => text.split(separator).collect(),
+                    Some(limit) => text.splitn(limit.saturating_add(1), separator).collect(),
+                },
+                (Some(Some(separator)), _) => {
+                    let most = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
+                    let mut parts: Vec<&str> = text.rsplitn(most, separator).collect();
+                    parts.reverse();
+                    parts
+                }
+                (None, "split") => words(text, limit),
+                (None, _) => words_from_end(text, limit),
+            };
+            parts.into_iter().map(Value::from).collect()
+        }
+        "splitlines" => {
+            let (keep, options): (Option<bool>, Kwargs) = from_args(args)?;
+            let keep = keep.map_or_else(|| options.get::<Option<bool>>("keepends"), |keep| Ok(Some(keep)))?;
+            options.assert_all_used()?;
+            lines(text, keep.unwrap_or(false)).into_iter().map(Value::from).collect()
+        }
+        "partition" | "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            if separator.is_empty() {
+                return Err(invalid("the separator is empty"));
+            }
+            let parts = match (name, text.split_once(separator), text.rsplit_once(separator)) {
+                ("partition", Some((before, after)), _) | ("rpartition", _, Some((before, after))) => {
+                    [before, separator, after]
+                }
+                ("partition", ..) => [text, "", ""],
+                _ => ["", "", text],
+            };
+            Tuple::from(parts.map(Value::from)).into()
+        }
+        "zfill" => {
+            let (width,): (usize,) = from_args(args)?;
+            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            let zeros = width.saturating_sub(text.chars().count());
+            format!("{sign}{}{digits}", "0".repeat(zeros)).into()
+        }
+        "ljust" | "rjust" | "center" => {
+            let (width, character): (usize, Option<&str>) = from_args(args)?;
+            let (character, missing) = (fill(character)?, width.saturating_sub(text.chars().count()));
+            match name {
+                "ljust" => format!("{text}{}", repeat(character, missing)),
+                "rjust" => format!("{}{text}", repeat(character, missing)),
+                _ => center(text, width, character),
+            }
+            .into()
+        }
+        "title" => {
+            let () = from_args(args)?;
+            title(text).into()
+        }
+        "swapcase" => {
+            let () = from_args(args)?;
+            let swapped = |c: char| if c.is_uppercase() { lower(c) } else { c.to_uppercase().collect::<String>() };
+            text.chars().map(swapped).collect::<String>().into()
+        }
+        "casefold" => {
+            let () = from_args(args)?;
+            text.to_lowercase().into()
+        }
+        "istitle" => {
+            let () = from_args(args)?;
+            (text.chars().any(char::is_alphabetic) && title(text) == text).into()
+        }
+        "isdecimal" => {
+            let () = from_args(args)?;
+            (!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())).into()
+        }
+        "find" | "rfind" | "index" | "rindex" | "count" => {
+            let (wanted, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
+            let (from, part) = slice(text, start, end);
+            if name == "count" {
+                let count = if wanted.is_empty() { part.chars().count() + 1 } else { part.matches(wanted).count() };
+                return Ok(Some(count.into()));
+            }
+            let at = if name.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
+            match at {
+                Some(at) => (from + part[..at].chars().count()).into(),
+                None if name.ends_with("index") => return Err(invalid("substring not found")),
+                None => (-1).into(),
+            }
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Returns the part between two positions, which count from the end if negative, and its position.
+fn slice(text: &str, start: Option<i64>, end: Option<i64>) -> (usize, &str) {
+    let length = text.chars().count() as i64;
+    let position = |at: i64| (if at < 0 { length.saturating_add(at) } else { at }).clamp(0, length) as usize;
+    let (start, end) = (position(start.unwrap_or(0)), position(end.unwrap_or(length)));
+    let byte = |at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
+    (start, text.get(byte(start)..byte(end)).unwrap_or_default())
+}
+
+/// Python also counts four control characters as spaces.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
+fn strip<'a>(text: &'a str, characters: Option<&str>, start: bool, end: bool) -> &'a str {
+    let is_stripped = |c: char| characters.map_or_else(|| is_space(c), |characters| characters.contains(c));
+    let text = if start { text.trim_start_matches(is_stripped) } else { text };
+    if end { text.trim_end_matches(is_stripped) } else { text }
+}
+
+/// Splits at spaces, at most `limit` times from the start. The last part keeps its spaces.
+fn words(text: &str, limit: Option<usize>) -> Vec<&str> {
+    let (mut parts, mut rest) = (Vec::new(), text.trim_start_matches(is_space));
+    while !rest.is_empty() {
+        let end = if limit.is_some_and(|limit| parts.len() >= limit) { None } else { rest.find(is_space) };
+        let (word, after) = rest.split_at(end.unwrap_or(rest.len()));
+        parts.push(word);
+        rest = after.trim_start_matches(is_space);
+    }
+    parts
+}
+
+/// Splits at spaces, at most `limit` times from the end. The first part keeps its spaces.
+fn words_from_end(text: &str, limit: Option<usize>) -> Vec<&str> {
+    let (mut parts, mut rest) = (Vec::new(), text.trim_end_matches(is_space));
+    while !rest.is_empty() {
+        let space = if limit.is_some_and(|limit| parts.len() >= limit) { None } else { rest.rfind(is_space) };
+        let start = space.map_or(0, |at| at + rest[at..].chars().next().map_or(0, char::len_utf8));
+        let (before, word) = rest.split_at(start);
+        parts.push(word);
+        rest = before.trim_end_matches(is_space);
+    }
+    parts.reverse();
+    parts
+}
+
+/// Splits at the line breaks that Python knows.
+fn lines(text: &str, keep: bool) -> Vec<&str> {
+    let is_break = |c: char| matches!(c, '\n'..='\r' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let (mut lines, mut rest) = (Vec::new(), text);
+    while !rest.is_empty() {
+        let end = rest.find(is_break).unwrap_or(rest.len());
+        let length = if rest[end..].starts_with("\r\n") { 2 } else { rest[end..].chars().next().map_or(0, char::len_utf8) };
+        lines.push(&rest[..if keep { end + length } else { end }]);
+        rest = &rest[end + length..];
+    }
+    lines
+}
+
+fn lower(c: char) -> String {
+    c.to_lowercase().collect()
+}
+
+/// Begins every run of letters with a capital letter.
+fn title(text: &str) -> String {
+    let mut is_inside = false;
+    let cased = |c: char| {
+        let cased = if is_inside { lower(c) } else { c.to_uppercase().collect() };
+        is_inside = c.is_alphabetic();
+        cased
+    };
+    text.chars().map(cased).collect()
+}
+
+fn repeat(c: char, count: usize) -> String {
+    std::iter::repeat_n(c, count).collect()
+}
+
+/// Centers a text as Python does, which puts an odd character on the left of a text of odd width.
+fn center(text: &str, width: usize, fill: char) -> String {
+    let missing = width.saturating_sub(text.chars().count());
+    let left = missing / 2 + (missing & width & 1);
+    format!("{}{text}{}", repeat(fill, left), repeat(fill, missing - left))
+}
