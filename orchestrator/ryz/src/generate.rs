@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{LayoutConfig, ModelConfig, ModelDType};
 use ryzanstein_process_group::{DType, Layout, ProfileRow, Rank};
 use ryzanstein_tensor_parallel::{
-    ChatTemplate, ChatTime, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes,
+    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes,
     Penalties, RemoteError, Sampling, StopReason, Tensor, TextStream, Tokenizer, check_stages,
     check_world_size,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::render::render;
 use ryzanstein_orchestrator::Orchestrator;
 
 /// The prompt.
@@ -232,7 +233,7 @@ fn encode(request: &Request, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, 
         (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
         (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text),
         (Prompt::Chat(messages), Some(tokenizer)) => {
-            tokenizer.encode_raw(&ChatTemplate::open(&request.model)?.render(messages, ChatTime::now())?)
+            tokenizer.encode_raw(&render(&ChatTemplate::open(&request.model)?, messages)?)
         }
         (Prompt::Text(_) | Prompt::Chat(_), None) => Err(Error::Input(format!(
             "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",

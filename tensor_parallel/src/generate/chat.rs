@@ -33,6 +33,8 @@ const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 const LARGEST_TEMPLATE: ByteSize = ByteSize::mib(4);
 /// The maximum size of a prompt.
 const LARGEST_PROMPT: ByteSize = ByteSize::mib(256);
+/// Number of characters of a template's message that are shown.
+const LONGEST_REASON: usize = 1000;
 /// Number of steps that a template may take, and those for each byte of the messages in addition.
 const STEPS: u64 = 20_000_000;
 const STEPS_PER_BYTE: u64 = 100;
@@ -168,7 +170,13 @@ impl ChatTemplate {
             let thread = thread.map_err(|error| format!("cannot start a thread to render it: {error}"))?;
             thread.join().unwrap_or_else(|_| Err("its thread panicked".into()))?
         });
-        text.map_err(|reason| ChatError::Template { file: self.file.clone(), reason })
+        text.map_err(|reason| {
+            let reason = match reason.char_indices().nth(LONGEST_REASON) {
+                Some((end, _)) => format!("{}…", &reason[..end]),
+                None => reason,
+            };
+            ChatError::Template { file: self.file.clone(), reason }
+        })
     }
 
     fn render_here(&self, messages: Value, tools: Value, size: u64, now: ChatTime) -> Result<String, String> {

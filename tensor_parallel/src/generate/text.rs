@@ -1,5 +1,7 @@
 //! Incremental decoding of generated tokens.
 
+use std::ops::Range;
+
 use super::Tokenizer;
 use crate::error::Result;
 
@@ -10,7 +12,7 @@ const CONTEXT: usize = 8;
 ///
 /// A token may be a part of a character, and a leading space may depend on its neighbours. So the stream decodes a token together
 /// with the preceding ones, and returns text once its characters are complete. It holds back text that may be the beginning of a
-/// stop string.
+/// stop string. Special tokens are not part of the text, but stop strings find them.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -22,6 +24,8 @@ pub struct TextStream<'a> {
     stop: Vec<String>,
     /// Text that may be the beginning of a stop string.
     held: String,
+    /// The special tokens in `held`, which are not returned.
+    hidden: Vec<Range<usize>>,
     ended: bool,
 }
 
@@ -30,7 +34,7 @@ impl<'a> TextStream<'a> {
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
         let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
-        Self { tokenizer, context: 0, decoded: tokens.len(), tokens, stop, held: String::new(), ended: false }
+        Self { tokenizer, context: 0, decoded: tokens.len(), tokens, stop, held: String::new(), hidden: Vec::new(), ended: false }
     }
 
     /// Adds a token. Returns the text that is final now.
@@ -40,13 +44,18 @@ impl<'a> TextStream<'a> {
     pub fn push(&mut self, token: u32) -> Result<String> {
         self.tokens.push(token);
         let new = self.decode_new()?;
+        let mut released = String::new();
         // The next token may complete a character.
-        if new.is_empty() || new.ends_with(char::REPLACEMENT_CHARACTER) {
-            return Ok(String::new());
+        if !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER) {
+            self.context = self.decoded;
+            self.decoded = self.tokens.len();
+            released = self.release(&new);
         }
-        self.context = self.decoded;
-        self.decoded = self.tokens.len();
-        Ok(self.release(&new))
+        if let Some(special) = self.tokenizer.special_token(token) {
+            self.hidden.push(self.held.len()..self.held.len() + special.len());
+            released += &self.release(special);
+        }
+        Ok(released)
     }
 
     /// Returns true if a stop string has been found. No more text follows.
@@ -61,7 +70,8 @@ impl<'a> TextStream<'a> {
     pub fn finish(mut self) -> Result<String> {
         let new = self.decode_new()?;
         let released = self.release(&new);
-        Ok(released + &self.held)
+        let rest = self.take(self.held.len());
+        Ok(released + &rest)
     }
 
     /// Decodes the tokens from `decoded` on.
@@ -83,13 +93,27 @@ impl<'a> TextStream<'a> {
         let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         if let Some(at) = found {
             self.ended = true;
-            self.held.truncate(at);
-            return std::mem::take(&mut self.held);
+            let before = self.take(at);
+            self.held.clear();
+            return before;
         }
         let may_begin = |tail: &str| self.stop.iter().any(|stop| stop.starts_with(tail));
         let from = self.held.char_indices().map(|(at, _)| at).find(|at| may_begin(&self.held[*at..]));
-        let rest = self.held.split_off(from.unwrap_or(self.held.len()));
-        std::mem::replace(&mut self.held, rest)
+        self.take(from.unwrap_or(self.held.len()))
+    }
+
+    /// Takes held text up to an index, without the special tokens.
+    fn take(&mut self, end: usize) -> String {
+        let rest = self.held.split_off(end);
+        let mut text = std::mem::replace(&mut self.held, rest);
+        for hidden in self.hidden.iter().rev() {
+            text.replace_range(hidden.start.min(end)..hidden.end.min(end), "");
+        }
+        self.hidden.retain(|hidden| hidden.end > end);
+        for hidden in &mut self.hidden {
+            *hidden = hidden.start.saturating_sub(end)..hidden.end - end;
+        }
+        text
     }
 }
 
@@ -100,6 +124,11 @@ mod tests {
 
     /// Creates a tokenizer whose tokens are single bytes, as in GPT-2 and its successors.
     fn bytes() -> Tokenizer {
+        bytes_with(&[])
+    }
+
+    /// Creates such a tokenizer with special tokens, from number 256 on.
+    fn bytes_with(special: &[&str]) -> Tokenizer {
         let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
         let mut letters: Vec<char> = alphabet.into_iter().collect();
         letters.sort_unstable();
@@ -109,8 +138,15 @@ mod tests {
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
         });
         let model = serde_json::json!({ "type": "BPE", "vocab": vocab, "merges": [] });
+        let added = special.iter().zip(256..).map(|(content, id)| {
+            serde_json::json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true
+            })
+        });
+        let added: Vec<_> = added.collect();
         tokenizer(&serde_json::json!({
-            "version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model
+            "version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model
         }))
     }
 
@@ -180,7 +216,32 @@ mod tests {
         assert_eq!(streamed(&tokenizer, &[], &tokens, &["two and more"]).concat(), "one\n\nQ: two");
     }
 
+    #[test]
+    fn a_stop_string_finds_special_tokens_which_are_no_text() {
+        let tokenizer = bytes_with(&["<|end|>", "<|call|>"]);
+        let streamed = |text: &str, stop: &[&str]| {
+            streamed(&tokenizer, &[], &tokenizer.encode(text).unwrap(), stop).concat()
+        };
+        assert_eq!(streamed("one<|end|>two", &["<|end|>"]), "one");
+        assert_eq!(streamed("one<|end|>two", &["<|call|>"]), "onetwo");
+        assert_eq!(streamed("a<|call|>b<|end|>\nc", &["<|end|>\n"]), "ab");
+        assert_eq!(streamed("a<|call|>b", &["ab"]), "ab");
+        assert_eq!(streamed("é<|call|><|end|>€", &["d|>€"]), "é");
+        assert_eq!(streamed("a<|end|>", &["<|end|>more"]), "a");
+    }
+
     proptest! {
+        #[test]
+        fn special_tokens_are_no_text(text in "([abé]|<e>|<é>){0,8}", stop in "([abé]|<e>|<é>|e>){0,2}") {
+            let tokenizer = bytes_with(&["<e>", "<é>"]);
+            let tokens = tokenizer.encode(&text).unwrap();
+            let whole = if stop.is_empty() { &text[..] } else { text.split(&stop).next().unwrap() };
+            // A stop string may begin inside a special token, which is left out altogether.
+            let whole = whole.replace("<e>", "").replace("<é>", "").replace(['<', '>'], "");
+            let whole = if stop.starts_with("e>") { whole.trim_end_matches('e') } else { &whole };
+            prop_assert_eq!(streamed(&tokenizer, &[], &tokens, &[&stop]).concat(), whole);
+        }
+
         #[test]
         fn pieces_are_the_text_whatever_it_is(text in "[abé]{0,12}", stop in "[abé]{0,2}") {
             let tokenizer = bytes();

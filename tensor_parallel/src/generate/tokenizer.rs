@@ -1,5 +1,6 @@
 //! Encoding of text to tokens and decoding of tokens, by the `tokenizer.json` of a model folder.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ByteSize, file};
@@ -17,6 +18,8 @@ const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 pub struct Tokenizer {
     file: PathBuf,
     inner: tokenizers::Tokenizer,
+    /// The texts of the special tokens.
+    special: HashMap<u32, String>,
     digest: u64,
 }
 
@@ -55,7 +58,9 @@ impl Tokenizer {
             inner.with_padding(None).with_truncation(None)?;
             Ok(inner)
         })?;
-        Ok(Self { file: file.into(), inner, digest })
+        let added = inner.get_added_tokens_decoder().into_iter();
+        let special = added.filter(|(_, token)| token.special).map(|(id, token)| (id, token.content)).collect();
+        Ok(Self { file: file.into(), inner, special, digest })
     }
 
     /// Encodes text, and adds the special tokens that the model expects around it.
@@ -72,6 +77,11 @@ impl Tokenizer {
     /// Returns the errors of [`encode`](Self::encode).
     pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
+    }
+
+    /// Returns the text of a special token.
+    pub(super) fn special_token(&self, token: u32) -> Option<&str> {
+        self.special.get(&token).map(String::as_str)
     }
 
     /// Returns a hash of the file.

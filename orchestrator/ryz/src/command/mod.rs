@@ -76,6 +76,9 @@ enum Command {
     /// The process in which `doctor` runs a probe
     #[command(name = probe::NAME, hide = true)]
     Probe(probe::Args),
+    /// The process in which `generate` renders a chat template
+    #[command(name = crate::render::NAME, hide = true)]
+    Render,
     /// Show the settings
     #[command(subcommand, after_help = config::EXAMPLES)]
     Config(config::Command),
@@ -133,6 +136,7 @@ pub fn run() -> ExitCode {
         Command::Status(args) => status::run(&args, &screen),
         Command::Explain(args) => explain::run(&args, &screen),
         Command::Probe(args) => probe::run(&args),
+        Command::Render => crate::render::serve(),
         Command::Config(command) => config::run(&command, &screen),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -11,16 +11,30 @@ use crate::python_json;
 pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(call_method);
     environment.add_function("raise_exception", raise_exception);
-    environment.add_function("cycler", minijinja_contrib::globals::cycler);
+    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
     environment.add_filter("tojson", to_json);
     environment.add_filter(PERCENT, percent);
-    environment.add_filter("truncate", minijinja_contrib::filters::truncate);
+    for name in ["e", "escape", "forceescape"] {
+        environment.add_filter(name, escape);
+    }
+    for name in ["length", "count"] {
+        environment.add_filter(name, length);
+    }
+    environment.add_filter("int", int);
+    environment.add_filter("float", float);
+    environment.add_filter("indent", indent);
+    environment.add_filter("replace", replace);
+    environment.add_filter("truncate", truncate);
     environment.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
     environment.add_filter("striptags", minijinja_contrib::filters::striptags);
-    environment.add_filter("wordcount", |text: &str| words(text, None).len());
+    environment.add_filter("wordcount", |text: &str| {
+        text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty()).count()
+    });
     environment.add_filter("center", |text: &str, width: Option<usize>| center(text, width.unwrap_or(80), ' '));
-    environment.add_filter("trim", |text: &str, characters: Option<&str>| strip(text, characters, true, true).to_owned());
+    environment.add_filter("trim", |text: &str, characters: Option<&str>| {
+        strip(text, characters, true, true).to_owned()
+    });
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", is_callable);
 }
@@ -58,42 +72,157 @@ fn is_callable(value: Value) -> bool {
     value.kind() == ValueKind::Plain || value.is_undefined()
 }
 
-/// Serializes to JSON with the options of transformers' `tojson`.
-#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
-fn to_json(value: Value, Rest(positional): Rest<Value>, options: Kwargs) -> Result<Value, Error> {
-    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    if positional.len() > names.len() {
-        return Err(invalid("tojson takes at most four arguments"));
+/// Returns the arguments with these names, which may also be given by position. `none` counts as missing.
+fn arguments<const N: usize>(
+    names: [&'static str; N],
+    positional: Vec<Value>,
+    named: &Kwargs,
+) -> Result<[Option<Value>; N], Error> {
+    if positional.len() > N {
+        return Err(ErrorKind::TooManyArguments.into());
     }
     let mut positional = positional.into_iter();
-    let [ensure_ascii, indent, separators, sort_keys] = names.map(|name| match positional.next() {
-        Some(value) => Ok(Some(value)),
-        None => options.get::<Option<Value>>(name),
-    });
-    options.assert_all_used()?;
-    let is_set = |value: Result<Option<Value>, Error>| Ok::<_, Error>(value?.is_some_and(|value| value.is_true()));
-    let indent = match indent?.filter(|indent| !indent.is_none()) {
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(i64::try_from(indent)?).unwrap_or(0)),
-        }),
-        None => None,
-    };
-    let separators = match separators?.filter(|separators| !separators.is_none()) {
+    let mut found = [const { None }; N];
+    for (name, found) in names.iter().zip(&mut found) {
+        let value = positional.next().map_or_else(|| named.get(name), |value| Ok(Some(value)))?;
+        *found = value.filter(|value: &Value| !value.is_none());
+    }
+    named.assert_all_used()?;
+    Ok(found)
+}
+
+fn number(value: Option<Value>, default: usize) -> Result<usize, Error> {
+    value.map_or(Ok(default), |value| Ok(usize::try_from(i64::try_from(value)?).unwrap_or(0)))
+}
+
+fn is_set(value: Option<Value>) -> bool {
+    value.is_some_and(|value| value.is_true())
+}
+
+/// Returns the indent that a text or a number of spaces stands for.
+fn indent_text(indent: Value) -> Result<String, Error> {
+    match indent.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Ok(" ".repeat(number(Some(indent), 0)?)),
+    }
+}
+
+/// Serializes to JSON with the options of transformers' `tojson`.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn to_json(value: Value, Rest(positional): Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+    let [ensure_ascii, indent, separators, sort_keys] =
+        arguments(["ensure_ascii", "indent", "separators", "sort_keys"], positional, &named)?;
+    let indent = indent.map(indent_text).transpose()?;
+    let separators = match separators {
         None => (if indent.is_some() { "," } else { ", " }.into(), ": ".into()),
         Some(separators) => match separators.try_iter()?.collect::<Vec<_>>().as_slice() {
             [item, key] if item.as_str().and(key.as_str()).is_some() => (item.to_string(), key.to_string()),
             _ => return Err(invalid("`separators` of tojson must be two texts")),
         },
     };
-    let style = python_json::Style { indent, separators, ensure_ascii: is_set(ensure_ascii)? };
-    let text = if is_set(sort_keys)? {
+    let style = python_json::Style { indent, separators, ensure_ascii: is_set(ensure_ascii) };
+    let text = if is_set(sort_keys) {
         serde_json::to_value(&value).and_then(|value| python_json::text(&python_json::sorted(value), style))
     } else {
         python_json::text(&value, style)
     };
     let text = text.map_err(|error| invalid("the value is not JSON").with_source(error))?;
     Ok(Value::from_safe_string(text))
+}
+
+/// Escapes text for HTML with the entities that Python uses.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn escape(value: Value) -> Value {
+    let mut escaped = String::new();
+    for c in value.to_string().chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '\'' => escaped += "&#39;",
+            '"' => escaped += "&#34;",
+            _ => escaped.push(c),
+        }
+    }
+    Value::from_safe_string(escaped)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn length(value: Value) -> Result<usize, Error> {
+    let length = if value.is_undefined() { Some(0) } else { value.len() };
+    length.ok_or_else(|| invalid(format!("a value of type {} has no length", value.kind())))
+}
+
+/// Returns a whole number, or the default for what is none.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn int(value: Value, Rest(positional): Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+    let [default, base] = arguments(["default", "base"], positional, &named)?;
+    let base = u32::try_from(number(base, 10)?).ok().filter(|base| (2..=36).contains(base));
+    let base = base.ok_or_else(|| invalid("`base` of int must be from 2 to 36"))?;
+    let whole = match value.as_str().map(str::trim) {
+        Some(text) => {
+            let prefix = [(2, "0b"), (8, "0o"), (16, "0x")].into_iter().find(|(radix, _)| *radix == base);
+            let digits = prefix.and_then(|(_, prefix)| text.strip_prefix(prefix)).unwrap_or(text);
+            let whole = i128::from_str_radix(digits, base).ok();
+            whole.or_else(|| text.parse().ok().filter(|number: &f64| number.is_finite()).map(|number| number as i128))
+        }
+        None => i128::try_from(value.clone()).ok().or_else(|| Some(f64::try_from(value).ok()? as i128)),
+    };
+    Ok(whole.map_or_else(|| default.unwrap_or_else(|| 0.into()), |whole| i64::try_from(whole).map_or_else(|_| whole.into(), Value::from)))
+}
+
+/// Returns a number with a fraction, or the default for what is none.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn float(value: Value, Rest(positional): Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+    let [default] = arguments(["default"], positional, &named)?;
+    let number = match value.as_str() {
+        Some(text) => text.trim().parse().ok(),
+        None => f64::try_from(value).ok(),
+    };
+    Ok(number.map_or_else(|| default.unwrap_or_else(|| 0.0.into()), Value::from))
+}
+
+/// Indents the lines after the first.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn indent(text: &str, Rest(positional): Rest<Value>, named: Kwargs) -> Result<String, Error> {
+    let [width, first, blank] = arguments(["width", "first", "blank"], positional, &named)?;
+    let (indent, blank) = (width.map_or_else(|| Ok("    ".into()), indent_text)?, is_set(blank));
+    let mut out = if is_set(first) { indent.clone() } else { String::new() };
+    let text = format!("{text}\n");
+    for (at, line) in lines(&text, false).into_iter().enumerate() {
+        if at > 0 {
+            out.push('\n');
+            out += if blank || !line.is_empty() { &indent } else { "" };
+        }
+        out += line;
+    }
+    Ok(out)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn replace(value: Value, old: &str, new: Value, count: Option<i64>) -> String {
+    let (text, new) = (value.to_string(), new.to_string());
+    match count.and_then(|count| usize::try_from(count).ok()) {
+        Some(count) => text.replacen(old, &new, count),
+        None => text.replace(old, &new),
+    }
+}
+
+/// Shortens a text that is longer than `length` and some leeway, at a space unless `killwords`.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn truncate(text: &str, Rest(positional): Rest<Value>, named: Kwargs) -> Result<String, Error> {
+    let [length, killwords, end, leeway] = arguments(["length", "killwords", "end", "leeway"], positional, &named)?;
+    let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
+    let end = end.map_or_else(|| "...".into(), |end| end.to_string());
+    if text.chars().count() <= length.saturating_add(leeway) {
+        return Ok(text.into());
+    }
+    let Some(kept) = length.checked_sub(end.chars().count()) else {
+        return Err(invalid("`length` of truncate is less than the length of `end`"));
+    };
+    let kept: String = text.chars().take(kept).collect();
+    let kept = if is_set(killwords) { &kept } else { kept.rsplit_once(' ').map_or(&*kept, |(kept, _)| kept) };
+    Ok(format!("{kept}{end}"))
 }
 
 /// Calls a method of Python's texts, lists and dictionaries.
@@ -142,13 +271,10 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
             text.strip_suffix(suffix).unwrap_or(text).into()
         }
         "split" | "rsplit" => {
-            let (separator, limit, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-            let separator = separator.map_or_else(|| options.get::<Option<Value>>("sep"), |value| Ok(Some(value)))?;
-            let limit = limit.map_or_else(|| options.get::<Option<i64>>("maxsplit"), |limit| Ok(Some(limit)))?;
-            options.assert_all_used()?;
+            let (Rest(positional), named): (Rest<Value>, Kwargs) = from_args(args)?;
+            let [separator, limit] = arguments(["sep", "maxsplit"], positional, &named)?;
             // A negative limit is none.
-            let limit = limit.and_then(|limit| usize::try_from(limit).ok());
-            let separator = separator.filter(|separator| !separator.is_none());
+            let limit = limit.map(i64::try_from).transpose()?.and_then(|limit| usize::try_from(limit).ok());
             let parts: Vec<&str> = match (separator.as_ref().map(Value::as_str), name) {
                 (Some(None), _) => return Err(invalid("the separator must be a text")),
                 (Some(Some("")), _) => return Err(invalid("the separator is empty")),
@@ -168,10 +294,9 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
             parts.into_iter().map(Value::from).collect()
         }
         "splitlines" => {
-            let (keep, options): (Option<bool>, Kwargs) = from_args(args)?;
-            let keep = keep.map_or_else(|| options.get::<Option<bool>>("keepends"), |keep| Ok(Some(keep)))?;
-            options.assert_all_used()?;
-            lines(text, keep.unwrap_or(false)).into_iter().map(Value::from).collect()
+            let (Rest(positional), named): (Rest<Value>, Kwargs) = from_args(args)?;
+            let [keep] = arguments(["keepends"], positional, &named)?;
+            lines(text, is_set(keep)).into_iter().map(Value::from).collect()
         }
         "partition" | "rpartition" => {
             let (separator,): (&str,) = from_args(args)?;

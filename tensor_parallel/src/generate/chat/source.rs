@@ -148,7 +148,7 @@ fn write_tag(out: &mut String, tokens: &[Token<'_>], name: Option<usize>) {
             (Kind::Name, "generation") if name == Some(at) => *out += "with",
             (Kind::Name, "endgeneration") if name == Some(at) => *out += "endwith",
             (Kind::Text, text) => write_text(out, text),
-            (Kind::Symbol, "%") if is_after_text(&tokens[..at]) => {
+            (Kind::Symbol, "%") if is_operator(tokens, at) && is_after_text(&tokens[..at]) => {
                 *out += "|";
                 *out += PERCENT;
                 *out += "(";
@@ -158,6 +158,11 @@ fn write_tag(out: &mut String, tokens: &[Token<'_>], name: Option<usize>) {
         }
     }
     (0..ends[tokens.len()]).for_each(|_| out.push(')'));
+}
+
+/// Returns false for the half of a delimiter that is not closed.
+fn is_operator(tokens: &[Token<'_>], at: usize) -> bool {
+    tokens.get(at + 1).is_some_and(|next| next.text != "}" && next.kind != Kind::Delimiter)
 }
 
 fn is_after_text(before: &[Token<'_>]) -> bool {

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Map, json};
 
 use super::*;
 
@@ -9,14 +9,59 @@ struct Expected {
     bos_token: String,
     eos_token: String,
     cases: Vec<Case>,
+    families: Families,
+    expressions: Expressions,
 }
 
 #[derive(Deserialize)]
 struct Case {
     template: String,
     messages: Vec<Message>,
-    prompt: Option<String>,
-    refused: Option<String>,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+/// What transformers makes of a template.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Prompt(String),
+    /// The words with which the template refuses the messages.
+    Refused(String),
+}
+
+#[derive(Deserialize)]
+struct Families {
+    special_tokens: Map<String, serde_json::Value>,
+    chats: Vec<Chat>,
+    templates: BTreeMap<String, String>,
+    prompts: BTreeMap<String, Vec<Outcome>>,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    messages: Value,
+    #[serde(default)]
+    tools: Value,
+}
+
+#[derive(Deserialize)]
+struct Expressions {
+    given: String,
+    values: Vec<(String, Outcome)>,
+}
+
+/// Returns what is different.
+fn difference(name: &str, got: Result<String, ChatError>, expected: &Outcome) -> Option<String> {
+    let is_same = match (&got, expected) {
+        (Ok(got), Outcome::Prompt(prompt)) => got == prompt,
+        (Err(error), Outcome::Refused(words)) => error.to_string().contains(words),
+        _ => false,
+    };
+    (!is_same).then(|| match got {
+        Ok(got) => format!("{name}: {got:?}, with transformers {expected:?}"),
+        Err(error) => format!("{name}: {error}, with transformers {expected:?}"),
+    })
 }
 
 fn fixtures() -> PathBuf {
@@ -45,22 +90,50 @@ fn rendered(template: &str) -> Result<String, ChatError> {
 
 #[test]
 fn prompts_are_those_of_transformers() {
-    let Expected { now, bos_token, eos_token, cases } = expected();
+    let Expected { now, bos_token, eos_token, cases, .. } = expected();
     assert!(cases.len() >= 30);
-    for Case { template: name, messages, prompt, refused } in cases {
+    for Case { template: name, messages, outcome } in cases {
         let text = std::fs::read_to_string(fixtures().join(&name)).unwrap();
         let template = open(&json!({
             "chat_template": text,
             "bos_token": bos_token,
             "eos_token": { "content": eos_token, "lstrip": false },
         }));
-        let got = template.unwrap().render(&messages, now);
-        match (got, prompt, refused) {
-            (Ok(got), Some(prompt), None) => assert_eq!(got, prompt, "{name}: {messages:?}"),
-            (Err(error), None, Some(words)) => assert!(error.to_string().contains(&words), "{name}: {error}"),
-            (got, ..) => panic!("{name}: {messages:?}: {got:?}"),
+        let different = difference(&name, template.unwrap().render(&messages, now), &outcome);
+        assert_eq!(different, None);
+    }
+}
+
+#[test]
+fn prompts_of_families_of_models_are_those_of_transformers() {
+    let Expected { now, families, .. } = expected();
+    let Families { special_tokens, chats, templates, prompts } = families;
+    assert!(templates.len() >= 60);
+    let mut different = Vec::new();
+    for (name, source) in templates {
+        let mut config = special_tokens.clone();
+        config.insert("chat_template".into(), source.into());
+        let template = open(&config.into()).unwrap();
+        for (Chat { messages, tools }, outcome) in chats.iter().zip(&prompts[&name]) {
+            let got = template.render_values(messages.clone(), tools.clone(), 0, now);
+            different.extend(difference(&name, got, outcome));
         }
     }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+}
+
+#[test]
+fn expressions_have_the_values_of_python() {
+    let Expected { now, expressions: Expressions { given, values }, .. } = expected();
+    assert!(values.len() >= 300);
+    let different: Vec<String> = values
+        .iter()
+        .filter_map(|(expression, outcome)| {
+            let template = open(&json!({ "chat_template": format!("{given}{{{{ {expression} }}}}") })).unwrap();
+            difference(expression, template.render(&[], now), outcome)
+        })
+        .collect();
+    assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
 #[test]
@@ -84,10 +157,10 @@ fn a_folder_without_the_one_template_is_refused_with_what_it_has() {
     assert!(matches!(refused(&json!({})), ChatError::NoTemplate(_)));
     let several = json!([{ "name": "tool_use", "template": "" }, { "name": "rag", "template": "" }]);
     let error = refused(&json!({ "chat_template": several })).to_string();
-    assert!(error.contains("(tool_use, rag)") && error.contains("chat_template.jinja"), "{error}");
+    assert!(error.contains("(rag, tool_use)") && error.contains("chat_template.jinja"), "{error}");
     let error = refused(&json!({ "chat_template": 3 })).to_string();
     assert!(error.contains("tokenizer_config.json: "), "{error}");
-    let error = refused(&json!({ "chat_template": "{% if %}" })).to_string();
+    let error = rendered("{% if %}").unwrap_err().to_string();
     assert!(error.contains("the chat template of ") && error.contains("tokenizer_config.json"), "{error}");
 }
 
@@ -111,7 +184,7 @@ fn the_time_is_that_of_the_rank_which_gave_it() {
 
 #[test]
 fn options_that_tojson_does_not_have_are_refused() {
-    for wrong in ["tojson(colour=1)", "tojson(separators=(',',))", "tojson(indent='x')"] {
+    for wrong in ["tojson(colour=1)", "tojson(separators=(',',))", "tojson(1, 2, 3, 4, 5)", "tojson(separators=3)"] {
         assert!(rendered(&format!("{{{{ messages | {wrong} }}}}")).is_err(), "{wrong}");
     }
 }
