@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{LayoutConfig, ModelConfig, ModelDType};
 use ryzanstein_process_group::{DType, Layout, ProfileRow, Rank};
 use ryzanstein_tensor_parallel::{
-    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes,
-    Penalties, RemoteError, Sampling, StopReason, Tensor, TextStream, Tokenizer, check_stages,
-    check_world_size,
+    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes, Penalties,
+    RemoteError, Sampling, StopReason, Tensor, TextStream, Tokenizer, check_stages, check_world_size,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

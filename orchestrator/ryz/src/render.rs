@@ -42,10 +42,10 @@ fn limits(request: u64) -> (ByteSize, u64) {
 /// Returns the error of the template, or the limit that it exceeds.
 pub fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, Error> {
     let file = template.file().to_owned();
-    let request =
-        Request { template: template.clone(), messages: messages.to_vec(), now: ChatTime::now() };
+    let request = Request { template: template.clone(), messages: messages.to_vec(), now: ChatTime::now() };
     let rendered = serde_json::to_vec(&request).map_err(|error| error.to_string()).and_then(|request| {
-        let (status, output, errors) = run(&request).map_err(|e| format!("cannot start a process for it: {e}"))?;
+        let (status, output, errors) =
+            run(&request).map_err(|e| format!("cannot start a process for it: {e}"))?;
         // What ended the process may have cut its answer short.
         let answer = serde_json::from_slice(&output).ok().filter(|_| status.success());
         answer.unwrap_or_else(|| Err(reason(status, &errors, request.len() as u64)))
@@ -74,7 +74,9 @@ fn reason(status: ExitStatus, errors: &str, request: u64) -> String {
         format!("it takes more than {memory} of memory")
     } else if status.signal().is_some_and(|signal| is_cpu_time.iter().any(|limit| limit.as_raw() == signal)) {
         format!("it takes more than {seconds} s of processor time")
-    } else if errors.contains("overflowed its stack") || status.signal() == Some(rustix::process::Signal::SEGV.as_raw()) {
+    } else if errors.contains("overflowed its stack")
+        || status.signal() == Some(rustix::process::Signal::SEGV.as_raw())
+    {
         "it nests values, expressions or blocks too deeply".into()
     } else {
         format!("the process that renders it ended with {status}: {}", errors.trim())

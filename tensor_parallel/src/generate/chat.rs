@@ -129,11 +129,15 @@ impl ChatTemplate {
         let own_file = folder.join("chat_template.jinja");
         let (file, source) = match (read(&own_file, LARGEST_TEMPLATE)?, config.remove("chat_template")) {
             (Some(text), _) => (own_file, text),
-            (None, None | Some(serde_json::Value::Null)) => return Err(ChatError::NoTemplate(folder.into()).into()),
+            (None, None | Some(serde_json::Value::Null)) => {
+                return Err(ChatError::NoTemplate(folder.into()).into());
+            }
             (None, Some(templates)) => {
                 let templates = serde_json::from_value(templates);
-                let templates =
-                    templates.map_err(|source| ChatError::Config { file: config_file.clone(), source: source.into() })?;
+                let templates = templates.map_err(|source| ChatError::Config {
+                    file: config_file.clone(),
+                    source: source.into(),
+                })?;
                 let template = default_of(templates, &config_file)?;
                 (config_file, template)
             }
@@ -162,7 +166,13 @@ impl ChatTemplate {
     }
 
     /// Renders messages of `size` bytes, with tools.
-    fn render_values(&self, messages: Value, tools: Value, size: u64, now: ChatTime) -> Result<String, ChatError> {
+    fn render_values(
+        &self,
+        messages: Value,
+        tools: Value,
+        size: u64,
+        now: ChatTime,
+    ) -> Result<String, ChatError> {
         let text = std::thread::scope(|scope| {
             let work = || caught(|| self.render_here(messages, tools, size, now));
             let thread = std::thread::Builder::new().stack_size(STACK.get() as usize);
@@ -268,7 +278,7 @@ fn read_json<T: DeserializeOwned>(file: &Path) -> Result<Option<T>> {
         python_json::parse(&text)
             .map_err(|source| ChatError::Config { file: file.into(), source: source.into() }.into())
     };
-    read(file, LARGEST_FILE)?.map(|text| parse(text)).transpose()
+    read(file, LARGEST_FILE)?.map(parse).transpose()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod chat;
 pub(crate) mod chat_error;
+mod growth;
 mod panics;
 mod sample;
 mod text;

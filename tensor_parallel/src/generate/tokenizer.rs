@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ByteSize, file};
 
-use super::panics;
+use super::{growth, panics};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::model::ModelFileError;
@@ -54,12 +54,16 @@ impl Tokenizer {
     pub fn from_bytes(file: &Path, text: Vec<u8>) -> Result<Self> {
         let digest = digest(text.iter().copied());
         let inner = caught(file, "be used", || {
+            growth::check_strings(&text)?;
             let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
+            growth::check_rules(&(inner.get_normalizer(), inner.get_pre_tokenizer()))?;
+            growth::check_rules(&inner.get_decoder())?;
             inner.with_padding(None).with_truncation(None)?;
             Ok(inner)
         })?;
         let added = inner.get_added_tokens_decoder().into_iter();
-        let special = added.filter(|(_, token)| token.special).map(|(id, token)| (id, token.content)).collect();
+        let special =
+            added.filter(|(_, token)| token.special).map(|(id, token)| (id, token.content)).collect();
         Ok(Self { file: file.into(), inner, special, digest })
     }
 
@@ -110,7 +114,8 @@ fn path(directory: &Path) -> PathBuf {
 
 /// Calls the tokenizers library, which panics on some files.
 fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
-    let outcome = panics::caught(work).unwrap_or_else(|panic| Err(format!("the tokenizers library {panic}").into()));
+    let outcome =
+        panics::caught(work).unwrap_or_else(|panic| Err(format!("the tokenizers library {panic}").into()));
     outcome.map_err(|source| Error::model(file, ModelFileError::Tokenizer { cannot, source }))
 }
 
@@ -158,6 +163,58 @@ mod tests {
             &["cannot encode this text", "panicked", "chunk size"],
         );
         assert!(!panics::catches_panics(), "only while the library runs");
+    }
+
+    #[test]
+    fn rules_that_lengthen_a_text_without_bound_are_refused() {
+        let with = |kind: &str, rules: &[String], vocab: &str| {
+            let rules = rules.join(",");
+            format!(r#"{{{kind}:[{rules}]}},"model":{{"type":"BPE","vocab":{{{vocab}}},"merges":[]}}}}"#)
+        };
+        let normalizers = r#""normalizer":{"type":"Sequence","normalizers""#;
+        let decoders = r#""decoder":{"type":"Sequence","decoders""#;
+        let replace = |pattern: &str, content: &str| {
+            format!(r#"{{"type":"Replace","pattern":{{{pattern}}},"content":"{content}"}}"#)
+        };
+        let double = vec![replace(r#""String":"h""#, "hh"); 40];
+        refused(
+            &with(normalizers, &double, r#""h":0"#),
+            &["lengthen a text 1099511627776 times", "the most is 4096"],
+        );
+        refused(&with(decoders, &double, r#""h":0"#), &["lengthen a text"]);
+        refused(
+            &with(normalizers, &[replace(r#""Regex":"""#, &"x".repeat(5000))], r#""h":0"#),
+            &["5001 times"],
+        );
+        let byte_level = vec![r#"{"type":"ByteLevel"}"#.to_owned(); 13];
+        refused(&with(normalizers, &byte_level, r#""h":0"#), &["8192 times"]);
+        refused(
+            &with(normalizers, &[], &format!(r#""{}":0"#, "h".repeat(70_000))),
+            &["a string of 70000 bytes"],
+        );
+        let llama = [r#"{"type":"Prepend","prepend":"▁"}"#.into(), replace(r#""String":" ""#, "▁")];
+        assert_eq!(encoded(&with(normalizers, &llama, r#""▁":0,"h":1,"i":2"#)).unwrap(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn patterns_that_cost_too_much_are_refused() {
+        let split = |pattern: &str| {
+            format!(
+                r#"{{"pre_tokenizer":{{"type":"Split","pattern":{{"Regex":"{pattern}"}},"behavior":"Isolated","invert":false}},
+                    "model":{{"type":"BPE","vocab":{{"h":0,"i":1}},"merges":[]}}}}"#
+            )
+        };
+        refused(&split("(((h{1000}){1000}){1000})"), &["cannot be used"]);
+        refused(&split("(h"), &["cannot be used"]);
+        // The library gives a match up after a number of steps.
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), split(r"(?:(h+)+\\1?)+(?=x)i")).unwrap();
+        let tokens = Tokenizer::open(folder.path()).unwrap().unwrap().encode(&"h".repeat(40)).unwrap();
+        assert_eq!(tokens, [0; 40]);
+        refused(
+            &format!(r#"{{"normalizer":{}"#, r#"{"type":"Sequence","normalizers":["#.repeat(1000)),
+            &["recursion"],
+        );
     }
 
     #[test]

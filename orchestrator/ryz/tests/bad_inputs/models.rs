@@ -53,7 +53,7 @@ pub(crate) fn configs() -> Vec<Case> {
             };
             cases.push(config(key, Some(value), &[&words]));
         }
-        cases.push(config(key, Some("NaN"), &["not a JSON object", "line 1 column"]));
+        cases.push(config(key, Some("NaN"), &[&format!("`{key}` must be a positive whole number")]));
         cases.push(config(
             key,
             Some("9223372036854775807"),
@@ -76,9 +76,9 @@ pub(crate) fn configs() -> Vec<Case> {
         ),
         set("rms_norm_eps", "-1e-6", &["`rms_norm_eps` must be a positive number"]),
         set("rms_norm_eps", "\"1e-6\"", &["`rms_norm_eps` must be a positive number"]),
-        set("rms_norm_eps", "NaN", &["not a JSON object"]),
+        set("rms_norm_eps", "NaN", &["`rms_norm_eps` must be a positive number, and is \"NaN\""]),
         set("rope_theta", "0", &["`rope_theta` must be a positive number"]),
-        set("rope_theta", "Infinity", &["not a JSON object"]),
+        set("rope_theta", "Infinity", &["`rope_theta` must be a positive number"]),
         set("rope_scaling", "3", &["`rope_scaling` must be an object"]),
         set(
             "rope_scaling",

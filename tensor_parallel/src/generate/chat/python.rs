@@ -31,7 +31,8 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("wordcount", |text: &str| {
         text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty()).count()
     });
-    environment.add_filter("center", |text: &str, width: Option<usize>| center(text, width.unwrap_or(80), ' '));
+    environment
+        .add_filter("center", |text: &str, width: Option<usize>| center(text, width.unwrap_or(80), ' '));
     environment.add_filter("trim", |text: &str, characters: Option<&str>| {
         strip(text, characters, true, true).to_owned()
     });
@@ -49,7 +50,6 @@ fn raise_exception(text: &str) -> Result<Value, Error> {
 }
 
 /// Formats a text with the right operand of `%`: a tuple of values, a mapping or one value.
-#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
 fn percent(text: &str, values: Value) -> Result<String, Error> {
     let values = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values] };
     format(FormatStyle::Printf, text, &values)
@@ -164,11 +164,16 @@ fn int(value: Value, Rest(positional): Rest<Value>, named: Kwargs) -> Result<Val
             let prefix = [(2, "0b"), (8, "0o"), (16, "0x")].into_iter().find(|(radix, _)| *radix == base);
             let digits = prefix.and_then(|(_, prefix)| text.strip_prefix(prefix)).unwrap_or(text);
             let whole = i128::from_str_radix(digits, base).ok();
-            whole.or_else(|| text.parse().ok().filter(|number: &f64| number.is_finite()).map(|number| number as i128))
+            whole.or_else(|| {
+                text.parse().ok().filter(|number: &f64| number.is_finite()).map(|number| number as i128)
+            })
         }
         None => i128::try_from(value.clone()).ok().or_else(|| Some(f64::try_from(value).ok()? as i128)),
     };
-    Ok(whole.map_or_else(|| default.unwrap_or_else(|| 0.into()), |whole| i64::try_from(whole).map_or_else(|_| whole.into(), Value::from)))
+    Ok(whole.map_or_else(
+        || default.unwrap_or_else(|| 0.into()),
+        |whole| i64::try_from(whole).map_or_else(|_| whole.into(), Value::from),
+    ))
 }
 
 /// Returns a number with a fraction, or the default for what is none.
@@ -211,7 +216,8 @@ fn replace(value: Value, old: &str, new: Value, count: Option<i64>) -> String {
 /// Shortens a text that is longer than `length` and some leeway, at a space unless `killwords`.
 #[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
 fn truncate(text: &str, Rest(positional): Rest<Value>, named: Kwargs) -> Result<String, Error> {
-    let [length, killwords, end, leeway] = arguments(["length", "killwords", "end", "leeway"], positional, &named)?;
+    let [length, killwords, end, leeway] =
+        arguments(["length", "killwords", "end", "leeway"], positional, &named)?;
     let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
     let end = end.map_or_else(|| "...".into(), |end| end.to_string());
     if text.chars().count() <= length.saturating_add(leeway) {
@@ -334,7 +340,8 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
         }
         "swapcase" => {
             let () = from_args(args)?;
-            let swapped = |c: char| if c.is_uppercase() { lower(c) } else { c.to_uppercase().collect::<String>() };
+            let swapped =
+                |c: char| if c.is_uppercase() { lower(c) } else { c.to_uppercase().collect::<String>() };
             text.chars().map(swapped).collect::<String>().into()
         }
         "casefold" => {
@@ -353,7 +360,8 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
             let (wanted, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
             let (from, part) = slice(text, start, end);
             if name == "count" {
-                let count = if wanted.is_empty() { part.chars().count() + 1 } else { part.matches(wanted).count() };
+                let count =
+                    if wanted.is_empty() { part.chars().count() + 1 } else { part.matches(wanted).count() };
                 return Ok(Some(count.into()));
             }
             let at = if name.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
@@ -419,7 +427,11 @@ fn lines(text: &str, keep: bool) -> Vec<&str> {
     let (mut lines, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         let end = rest.find(is_break).unwrap_or(rest.len());
-        let length = if rest[end..].starts_with("\r\n") { 2 } else { rest[end..].chars().next().map_or(0, char::len_utf8) };
+        let length = if rest[end..].starts_with("\r\n") {
+            2
+        } else {
+            rest[end..].chars().next().map_or(0, char::len_utf8)
+        };
         lines.push(&rest[..if keep { end + length } else { end }]);
         rest = &rest[end + length..];
     }

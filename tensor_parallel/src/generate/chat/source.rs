@@ -30,9 +30,9 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
                 after
             }
             b'%' if basic_tag(tag, "raw").is_some() => {
-                let end = tag.match_indices("{%").find_map(|(at, _)| {
-                    basic_tag(&tag[at..], "endraw").map(|length| at + length)
-                });
+                let end = tag
+                    .match_indices("{%")
+                    .find_map(|(at, _)| basic_tag(&tag[at..], "endraw").map(|length| at + length));
                 let (raw, after) = tag.split_at(end.unwrap_or(tag.len()));
                 out += raw;
                 after
@@ -57,7 +57,9 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
 
 /// Returns the position of the first delimiter that opens a tag or a comment.
 fn find_delimiter(text: &str) -> Option<usize> {
-    text.match_indices('{').map(|(at, _)| at).find(|at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
+    text.match_indices('{')
+        .map(|(at, _)| at)
+        .find(|at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
 /// Returns the length of the tag `{% name %}` at the beginning of a text.
@@ -241,11 +243,16 @@ fn write_text(out: &mut String, text: &str) {
             Some(b'U') => {
                 let code = escape.get(2..10).and_then(|digits| u32::from_str_radix(digits, 16).ok());
                 let character = code.and_then(char::from_u32);
-                (character.map(|c| if matches!(c, '"' | '\'' | '\\') { format!("\\{c}") } else { c.into() }), 10)
+                (
+                    character
+                        .map(|c| if matches!(c, '"' | '\'' | '\\') { format!("\\{c}") } else { c.into() }),
+                    10,
+                )
             }
             _ => (None, 2),
         };
-        let length = if meaning.is_some() { length } else { 1 + escape[1..].chars().next().map_or(0, char::len_utf8) };
+        let length =
+            if meaning.is_some() { length } else { 1 + escape[1..].chars().next().map_or(0, char::len_utf8) };
         *out += meaning.as_deref().unwrap_or(&escape[..length]);
         rest = &escape[length..];
     }
@@ -265,7 +272,10 @@ mod tests {
     #[test]
     fn only_strings_and_marks_within_tags_change() {
         rewritten("a\r\nb\rc{# {% generation %}\\\n #}", "a\nb\nc{# {% generation %}\\\n #}");
-        rewritten("{%- raw -%}{% generation %}{% endraw +%}\\a", "{%- raw -%}{% generation %}{% endraw +%}\\a");
+        rewritten(
+            "{%- raw -%}{% generation %}{% endraw +%}\\a",
+            "{%- raw -%}{% generation %}{% endraw +%}\\a",
+        );
         rewritten("{%- generation -%}x{%+ endgeneration%}", "{%- with -%}x{%+ endwith%}");
         rewritten("{{ generation }}{% set generation = 1 %}", "{{ generation }}{% set generation = 1 %}");
         rewritten("{{ 'a\\\nb\\/\\a\\v\\U0001F642\\n\\'' }}", "{{ 'ab\\\\/\\x07\\x0b🙂\\n\\'' }}");
@@ -277,7 +287,10 @@ mod tests {
     #[test]
     fn percent_formats_a_literal_and_divides_otherwise() {
         rewritten("{{ '%s' % x }}", "{{ '%s' |python_percent( x) }}");
-        rewritten("{{ '%d%%' % -a.b[0](1)|f(2) ~ 'x' }}", "{{ '%d%%' |python_percent( -a.b[0](1)|f(2)) ~ 'x' }}");
+        rewritten(
+            "{{ '%d%%' % -a.b[0](1)|f(2) ~ 'x' }}",
+            "{{ '%d%%' |python_percent( -a.b[0](1)|f(2)) ~ 'x' }}",
+        );
         rewritten("{%set a='%s' 'b'%('x','y')%}", "{%set a='%s' 'b'|python_percent(('x','y'))%}");
         rewritten("{{ '%s' % '%s' % 1 }}", "{{ '%s' |python_percent( '%s') % 1 }}");
         rewritten("{{ 7 % 2 * '%s' % 1 }}{% if x %}", "{{ 7 % 2 * '%s' % 1 }}{% if x %}");

@@ -64,7 +64,8 @@ pub(super) fn collect(folder: &Path, mut config: Map<String, Value>) -> Result<S
         }
     }
     if !config.contains_key("pad_token") && !tokens.contains_key("pad_token") {
-        let padding = read_json::<TokenizerFile>(&folder.join("tokenizer.json"))?.and_then(|file| file.padding);
+        let padding =
+            read_json::<TokenizerFile>(&folder.join("tokenizer.json"))?.and_then(|file| file.padding);
         tokens.extend(padding.map(|padding| ("pad_token".into(), padding.pad_token)));
     }
     Ok(tokens)
@@ -142,7 +143,10 @@ mod tests {
         assert_eq!(configured(&json!({ "tokenizer_class": "PreTrainedTokenizerFast" })), "");
         let of_model = |model_type: &str| {
             let class = json!({ "tokenizer_class": "LlamaTokenizer" });
-            collected(&[("tokenizer_config.json", class), ("config.json", json!({ "model_type": model_type }))])
+            collected(&[
+                ("tokenizer_config.json", class),
+                ("config.json", json!({ "model_type": model_type })),
+            ])
         };
         assert_eq!(of_model("llama"), llama);
         assert_eq!(of_model("mistral"), "");
@@ -153,7 +157,9 @@ mod tests {
     #[test]
     fn the_special_tokens_map_counts_only_without_a_list_of_added_tokens() {
         let map = json!({ "bos_token": "<b>", "eos_token": { "content": "<e>" }, "foo": "bar", "img_token": "<i>" });
-        let with = |config| collected(&[("tokenizer_config.json", config), ("special_tokens_map.json", map.clone())]);
+        let with = |config| {
+            collected(&[("tokenizer_config.json", config), ("special_tokens_map.json", map.clone())])
+        };
         assert_eq!(with(json!({ "bos_token": "<s>" })), "bos_token=<b> eos_token=<e> img_token=<i>");
         assert_eq!(with(json!({ "bos_token": "<s>", "added_tokens_decoder": {} })), "bos_token=<s>");
     }

@@ -129,7 +129,8 @@ fn expressions_have_the_values_of_python() {
     let different: Vec<String> = values
         .iter()
         .filter_map(|(expression, outcome)| {
-            let template = open(&json!({ "chat_template": format!("{given}{{{{ {expression} }}}}") })).unwrap();
+            let template =
+                open(&json!({ "chat_template": format!("{given}{{{{ {expression} }}}}") })).unwrap();
             difference(expression, template.render(&[], now), outcome)
         })
         .collect();
@@ -184,7 +185,9 @@ fn the_time_is_that_of_the_rank_which_gave_it() {
 
 #[test]
 fn options_that_tojson_does_not_have_are_refused() {
-    for wrong in ["tojson(colour=1)", "tojson(separators=(',',))", "tojson(1, 2, 3, 4, 5)", "tojson(separators=3)"] {
+    for wrong in
+        ["tojson(colour=1)", "tojson(separators=(',',))", "tojson(1, 2, 3, 4, 5)", "tojson(separators=3)"]
+    {
         assert!(rendered(&format!("{{{{ messages | {wrong} }}}}")).is_err(), "{wrong}");
     }
 }
