@@ -64,6 +64,11 @@ fn tokenizers_that_cannot_be_used_are_refused() {
 }
 
 #[test]
+fn chat_templates_that_take_too_much_are_refused() {
+    check(&models::templates());
+}
+
+#[test]
 fn prompts_that_the_model_cannot_take_are_refused() {
     check(&models::prompts());
 }

@@ -485,6 +485,47 @@ pub(crate) fn tokenizers() -> Vec<Case> {
     ]
 }
 
+/// Chat templates that take too much of something, or are none.
+pub(crate) fn templates() -> Vec<Case> {
+    let template = |template: &str, words: &[&str]| {
+        let words: Vec<&str> = words.iter().copied().chain(["{}", "chat_template.jinja"]).collect();
+        let name: String = template.chars().take(60).collect();
+        Case::new(&format!("{IN_WORDS} --chat"), &words)
+            .model()
+            .named(&name)
+            .file("chat_template.jinja", template)
+    };
+    let grown = |step: &str| {
+        format!(
+            "{{% set ns = namespace(x='a') %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
+        )
+    };
+    let nested = "{% set ns = namespace(v=[]) %}{% for i in range(10) %}{% for j in range(100000) %}\
+        {% set ns.v = [ns.v] %}{% endfor %}{% endfor %}{{ ns.v }}";
+    let loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+    let memory = &["more than 1GiB of memory"];
+    vec![
+        template(&grown("ns.x ~ ns.x"), memory),
+        template(&grown("ns.x.replace('a', 'aa')"), memory),
+        template("{{ 'a'.center(10 ** 10) }}", memory),
+        template("{{ '%1000000000d' % 1 }}", memory),
+        template("{{ [1] | tojson(indent=10 ** 10) }}", memory),
+        template("{{ range(100000) | join('a' * 100000) }}", memory),
+        template("{{ 'a' * 10 ** 9 }}", &["repeated string is too large"]),
+        template("{{ range(10 ** 12) | list }}", &["range has too many elements"]),
+        template(loops, &["more than 20000500 steps"]),
+        template(nested, &["nests values, expressions or blocks too deeply"]),
+        template(&format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), &["more than 4096 tokens"]),
+        template(&format!("{{{{ {}1{} }}}}", "(".repeat(1000), ")".repeat(1000)), &["recursion limit"]),
+        template(&"{% if 1 %}".repeat(100_000), &["recursion limit"]),
+        template(&"{% elif 1 %}".repeat(100_000), &["more than 1024 `elif`"]),
+        template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", &["recursion limit"]),
+        template("{{ raise_exception('a' * 10 ** 7) }}", &["aaa…"]),
+        template("{{ messages | nothing }}", &["unknown filter"]),
+        template("{% if %}", &["syntax error"]),
+    ]
+}
+
 /// Prompts, and how many tokens are asked for.
 pub(crate) fn prompts() -> Vec<Case> {
     let generate =
