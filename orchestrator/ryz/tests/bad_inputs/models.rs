@@ -506,14 +506,15 @@ pub(crate) fn templates() -> Vec<Case> {
     let memory = &["more than 1GiB of memory"];
     vec![
         template(&grown("ns.x ~ ns.x"), memory),
-        template(&grown("ns.x.replace('a', 'aa')"), memory),
+        // On a slow machine, time ends it first.
+        template(&grown("ns.x.replace('a', 'aa')"), &["it takes more than"]),
         template("{{ 'a'.center(10 ** 10) }}", memory),
         template("{{ '%1000000000d' % 1 }}", memory),
         template("{{ [1] | tojson(indent=10 ** 10) }}", memory),
         template("{{ range(100000) | join('a' * 100000) }}", memory),
         template("{{ 'a' * 10 ** 9 }}", &["repeated string is too large"]),
         template("{{ range(10 ** 12) | list }}", &["range has too many elements"]),
-        template(loops, &["more than 20000500 steps"]),
+        template(loops, &["more than 2000", "steps", "a loop that does not end"]),
         template(nested, &["nests values, expressions or blocks too deeply"]),
         template(&format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), &["more than 4096 tokens"]),
         template(&format!("{{{{ {}1{} }}}}", "(".repeat(1000), ")".repeat(1000)), &["recursion limit"]),
