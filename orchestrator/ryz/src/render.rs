@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use ryzanstein_config::ByteSize;
 use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, ChatTime, Error, Message};
 use serde::{Deserialize, Serialize};
@@ -69,14 +69,11 @@ fn run(request: &[u8]) -> std::io::Result<(ExitStatus, Vec<u8>, String)> {
 /// Returns why the process ended without an answer.
 fn reason(status: ExitStatus, errors: &str, request: u64) -> String {
     let (memory, seconds) = limits(request);
-    let is_cpu_time = [rustix::process::Signal::XCPU, rustix::process::Signal::KILL];
     if errors.contains("memory allocation of") || errors.contains("cannot allocate memory") {
         format!("it takes more than {memory} of memory")
-    } else if status.signal().is_some_and(|signal| is_cpu_time.iter().any(|limit| limit.as_raw() == signal)) {
+    } else if status.signal() == Some(Signal::XCPU.as_raw()) {
         format!("it takes more than {seconds} s of processor time")
-    } else if errors.contains("overflowed its stack")
-        || status.signal() == Some(rustix::process::Signal::SEGV.as_raw())
-    {
+    } else if errors.contains("overflowed its stack") || status.signal() == Some(Signal::SEGV.as_raw()) {
         "it nests values, expressions or blocks too deeply".into()
     } else {
         format!("the process that renders it ended with {status}: {}", errors.trim())
@@ -88,10 +85,17 @@ pub(crate) fn serve() -> anyhow::Result<i32> {
     let mut request = Vec::new();
     std::io::stdin().read_to_end(&mut request)?;
     let (memory, seconds) = limits(request.len() as u64);
-    let limit = |current, maximum| Rlimit { current: Some(current), maximum: Some(maximum) };
-    setrlimit(Resource::Core, limit(0, 0))?;
-    setrlimit(Resource::As, limit(memory.get(), memory.get()))?;
-    setrlimit(Resource::Cpu, limit(seconds, seconds + 1))?;
+    // A lower limit that this process already has stays.
+    let limit = |resource, most: u64| {
+        let maximum = getrlimit(resource).maximum;
+        setrlimit(
+            resource,
+            Rlimit { current: Some(maximum.map_or(most, |maximum| most.min(maximum))), maximum },
+        )
+    };
+    limit(Resource::Core, 0)?;
+    limit(Resource::As, memory.get())?;
+    limit(Resource::Cpu, seconds)?;
     let Request { template, messages, now } = serde_json::from_slice(&request)?;
     let rendered = template.render(&messages, now).map_err(|error| match error {
         ChatError::Template { reason, .. } => reason,
