@@ -9,8 +9,8 @@ use figment::{Figment, Metadata, Profile, Provider};
 use std::path::{Path, PathBuf};
 
 /// Variables that begin with `RYZ_` but are not settings: those that a launcher passes to its ranks, and the path of the file.
-pub const RESERVED_ENVIRONMENT: [&str; 5] =
-    ["RYZ_RENDEZVOUS", "RYZ_EPOCH", "RYZ_SECRET_FD", "RYZ_SECRET_FILE", "RYZ_CONFIG"];
+pub const RESERVED_ENVIRONMENT: [&str; 6] =
+    ["RYZ_RENDEZVOUS", "RYZ_EPOCH", "RYZ_SECRET_FD", "RYZ_SECRET_FILE", "RYZ_CONFIG", "RYZ_DIRECT"];
 
 /// Limit of the file's size, far more than all settings with comments need.
 const LARGEST_FILE: ByteSize = ByteSize::mib(1);

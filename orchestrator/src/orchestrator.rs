@@ -242,8 +242,9 @@ impl Orchestrator {
         TextModel::load(directory, dtype, &mut self.manager)
     }
 
-    /// Reports to the launcher, if there is one, the reason why this rank gives up, and the collective.
-    pub fn report(&self, error: &(dyn StdError + 'static)) {
+    /// Reports to the launcher, if there is one, the reason why this rank gives up, and the collective. Returns true if the launcher
+    /// knows the reason now.
+    pub fn report(&self, error: &(dyn StdError + 'static)) -> bool {
         use ryzanstein_tensor_parallel::Error as ModelError;
         let mut cause = Some(error);
         while let Some(current) = cause {
@@ -260,7 +261,7 @@ impl Orchestrator {
             }
             cause = current.source();
         }
-        self.connection.report(&error.to_string(), None);
+        self.connection.report(&error.to_string(), None)
     }
 
     /// Tells the launcher, if there is one, and the other ranks that the program has panicked on this rank, with the panic's
@@ -280,7 +281,9 @@ impl Orchestrator {
         let last_call = manager.last_call();
         let outcome = manager.finalize();
         drop(heartbeat);
-        outcome.inspect_err(|error| connection.report_failure(error, last_call.as_deref()))
+        outcome.inspect_err(|error| {
+            connection.report_failure(error, last_call.as_deref());
+        })
     }
 }
 

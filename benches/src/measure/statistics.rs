@@ -26,10 +26,12 @@ impl Summary {
         1.57 * (self.p75_us - self.p25_us) / (self.calls.max(1) as f64).sqrt()
     }
 
-    /// Returns true if this is slower than `other` by more than the share `tolerance`, and by more than chance.
+    /// Returns true if this is slower than `other` by more than the share `tolerance`, and by more than chance: the notches or the
+    /// boxes of the two do not overlap.
     pub fn is_slower(&self, other: &Self, tolerance: f64) -> bool {
-        self.median_us > other.median_us * (1.0 + tolerance)
-            && self.median_us - self.half_notch() > other.median_us + other.half_notch()
+        let notches = self.median_us - self.half_notch() > other.median_us + other.half_notch();
+        let boxes = self.p25_us > other.p75_us;
+        self.median_us > other.median_us * (1.0 + tolerance) && (notches || boxes)
     }
 }
 

@@ -28,11 +28,23 @@ impl Report {
         self.rows.iter().all(|row| row.errors == 0) && self.step_rows().iter().all(|row| row.correct)
     }
 
-    /// Returns true if every target that could be judged was met; `None` if none could.
-    pub fn meets_targets(&self) -> Option<bool> {
-        let rows = self.rows.iter().filter_map(|row| row.meets_target);
-        let all: Vec<bool> = rows.chain(self.verdicts().iter().filter_map(|verdict| verdict.met)).collect();
-        (!all.is_empty()).then(|| all.into_iter().all(|met| met))
+    /// Returns the documented targets that were missed, with their measured values.
+    pub fn missed_targets(&self) -> Vec<String> {
+        let missed = self.verdicts().into_iter().filter(|verdict| verdict.met == Some(false));
+        missed
+            .map(|Verdict { what, wanted, measured, .. }| {
+                format!("{what} ({}, wanted {wanted})", measured.unwrap_or_default())
+            })
+            .collect()
+    }
+
+    /// Returns the documented targets that were not measured.
+    pub fn unmeasured_targets(&self) -> Vec<String> {
+        self.verdicts()
+            .into_iter()
+            .filter(|verdict| verdict.met.is_none())
+            .map(|verdict| verdict.what)
+            .collect()
     }
 
     /// Returns every documented target.

@@ -326,11 +326,19 @@ async fn connect(
     deadline: Instant,
 ) -> Result<(ControlClient<Channel>, IpAddr), ConnectError> {
     let started = Instant::now();
+    let mut last = None;
     let stream = loop {
         let error = match tokio::time::timeout_at(deadline.into(), open(&server, &secret, &security)).await {
             Ok(Ok(stream)) => break stream,
             Ok(Err(error)) => error,
-            Err(_) => return Err(ConnectError::Silent(started.elapsed())),
+            // The time may end in an attempt that has not reached anything yet.
+            Err(_) => {
+                let tried = started.elapsed();
+                return Err(match last {
+                    Some(error) => ConnectError::Unreachable { error, tried },
+                    None => ConnectError::Silent(tried),
+                });
+            }
         };
         let handshake = handshake_error(&error);
         // The server of a broken connection may be a rendezvous that is just starting; retrying helps in no other case.
@@ -340,6 +348,7 @@ async fn connect(
         if Instant::now() + RETRY_INTERVAL >= deadline {
             return Err(ConnectError::Unreachable { error, tried: started.elapsed() });
         }
+        last = Some(error);
         tokio::time::sleep(RETRY_INTERVAL).await;
     };
     let local = stream

@@ -105,24 +105,23 @@ impl From<MemoryRendezvous> for Connection {
     }
 }
 
+fn is_reported(outcome: Result<()>) -> bool {
+    outcome.inspect_err(|error| tracing::debug!(%error, "could not report the failure")).is_ok()
+}
+
 impl Connection {
-    /// Reports the reason why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher.
-    pub fn report_failure(&self, error: &Error, last_call: Option<&str>) {
-        if let Kind::Client(client) = &self.kind
-            && let Err(error) = client.report_failure(error, last_call)
-        {
-            tracing::debug!(%error, "could not report the failure");
-        }
+    /// Reports the reason why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher. Returns
+    /// true if the launcher knows the reason now.
+    pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> bool {
+        let Kind::Client(client) = &self.kind else { return false };
+        is_reported(client.report_failure(error, last_call))
     }
 
     /// Does the same as [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made
     /// this one fail, if there is one.
-    pub fn report(&self, cause: &str, caused_by: Option<Rank>) {
-        if let Kind::Client(client) = &self.kind
-            && let Err(error) = client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0))
-        {
-            tracing::debug!(%error, "could not report the failure");
-        }
+    pub fn report(&self, cause: &str, caused_by: Option<Rank>) -> bool {
+        let Kind::Client(client) = &self.kind else { return false };
+        is_reported(client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0)))
     }
 
     /// Returns the connection to a launcher, which receives heartbeats.

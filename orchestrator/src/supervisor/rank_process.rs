@@ -126,6 +126,10 @@ fn command(job: &Job, rendezvous: &RendezvousHost, rank: Rank, epoch: Epoch) -> 
     if !has_choice {
         command.envs(ALLOCATOR);
     }
+    if job.output == RankOutput::Direct {
+        // The launcher tells the errors that such ranks report.
+        command.env("RYZ_DIRECT", "1");
+    }
     // Python would buffer what a rank prints into a pipe.
     if std::env::var_os("PYTHONUNBUFFERED").is_none() {
         command.env("PYTHONUNBUFFERED", "1");

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::catalogue::Explanation;
 use crate::plural;
-use crate::table::{Screen, Tone};
+use crate::table::{self, Screen, Tone};
 
 /// The end of a job, as `ryz launch` reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -63,6 +63,9 @@ pub struct Failure {
     pub explanation: Option<Explanation>,
     /// The last collective of the rank, as it reported it, or else a rank that failed because of it.
     pub last_call: Option<String>,
+    /// True if the rank has reported its error itself.
+    #[serde(skip)]
+    pub is_reported: bool,
     /// True if all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
     #[serde(skip)]
     pub joined: bool,
@@ -104,6 +107,13 @@ impl Failure {
         let ended = describe_exit(*pid, self.exit_code, self.signal);
         let others = if self.others_ran { " while other ranks needed it" } else { "" };
         format!("rank {rank} (host {host}{id}) {ended}{others}")
+    }
+
+    /// Formats the failure as the error of a command.
+    pub fn error(&self, screen: Screen) -> String {
+        let explanation = self.explanation.map_or_else(String::new, |it| it.lines("cause", screen));
+        let error = table::wrap(&format!("{} {}", screen.paint(Tone::Bad, "error:"), self.cause), 2, screen);
+        format!("{error}\n{explanation}")
     }
 
     /// Returns the failure in one line.

@@ -578,6 +578,7 @@ impl<'a> Supervisor<'a> {
             signal,
             last_output: told.map(|(text, _)| text).filter(|text| *text != cause && own.is_none()),
             state: self.states.get(&rank).filter(|_| exit.is_none() && stopped.is_none()).cloned(),
+            is_reported: own.is_some() && exit.is_some(),
             others_ran: exit.is_some_and(Exit::is_success),
             cause,
             last_call,

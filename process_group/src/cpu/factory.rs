@@ -4,11 +4,11 @@ use ryzanstein_config::AlgorithmChoice;
 
 use super::spin::SpinPolicy;
 use super::{Host, Settings, decline};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
 use crate::link::mesh::{Mesh, Unconnected};
 use crate::membership::capability::Capability;
-use crate::schedule::Algorithm;
+use crate::schedule::{Algorithm, Hosts};
 use crate::types::backend_kind::BackendKind;
 
 /// Makes the groups whose ranks have links to each other.
@@ -49,6 +49,20 @@ impl BackendFactory for Factory {
             shared_memory: tcp.shared_memory,
             liveness: group.mesh.map(Mesh::liveness),
         };
+        let hosts = Hosts::of(group.members.iter().map(|member| &member.host));
+        // Of the groups of a job, only that of all ranks is what the user meant.
+        let is_whole = group.name == "world";
+        if is_whole && settings.demand == Some(Algorithm::Hierarchical) && !hosts.are_two_levels() {
+            let where_they_are = if hosts.count() == 1 {
+                "all ranks are on one host"
+            } else {
+                "each rank has a host of its own"
+            };
+            return Err(Error::Configuration(format!(
+                "process_group.tcp.algorithm is `hierarchical`, which needs several hosts with several ranks each, and {where_they_are}; \
+                 set another algorithm, or `auto`"
+            )));
+        }
         let me = group.members[group.rank.index()].rank;
         let connections = group.connect().map_err(|unconnected| {
             let Unconnected { error, connections } = *unconnected;

@@ -189,10 +189,13 @@ fn measure(
         _ => {}
     }
     if args.strict {
-        match report.meets_targets() {
-            Some(true) => {}
-            Some(false) => bail!("--strict: some targets were missed"),
-            None => bail!("--strict: no target could be judged, as none is documented for what was measured"),
+        let missed = report.missed_targets();
+        if !missed.is_empty() {
+            bail!("--strict: missed: {}", missed.join(", "));
+        }
+        let unmeasured = report.unmeasured_targets();
+        if !unmeasured.is_empty() {
+            bail!("--strict: not measured: {}; --latency-targets measures all", unmeasured.join(", "));
         }
     }
     Ok(())
@@ -208,8 +211,9 @@ fn heading(orchestrator: &mut Orchestrator, request: &Request, calibration: &Cal
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     let found = calibration.summary();
     let probed = if found.is_empty() { String::new() } else { format!("\nprobed: {found}") };
+    let busy = doctor::busy().map_or_else(String::new, |told| format!("\n{told}"));
     format!(
-        "ryz {VERSION}: {} on {}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
+        "ryz {VERSION}: {} on {}, ready in {}\n{}{busy}\nbackend {}: {}\n{} elements, {}{probed}",
         plural(manager.roster().world_size(), "rank"),
         plural(hosts.len(), "host"),
         units::time(manager.init_time().as_secs_f64() * 1e6),

@@ -181,6 +181,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(args.flags())?;
+    settings::silence_slow_call_warnings(&mut config);
     screen.set_log_level(&mut config);
     let environment = settings::environment();
     let model =

@@ -289,6 +289,12 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
     match args.format {
         // A command that launched itself does not report success.
         screen::Format::Table if args.direct && report.exit_code == 0 => {}
+        screen::Format::Table
+            if args.direct && report.first_failure.as_ref().is_some_and(|first| first.is_reported) =>
+        {
+            let error = report.first_failure.as_ref().map(|first| first.error(screen.stderr()));
+            console::stderr().say(&error.unwrap_or_default());
+        }
         screen::Format::Table if args.program.is_empty() && report.exit_code == 0 => {
             let ranks = plural(report.world_size as usize, "rank");
             let worked = if report.world_size == 1 { "worked" } else { "worked together" };

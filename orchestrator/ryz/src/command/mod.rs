@@ -160,6 +160,7 @@ pub fn run() -> ExitCode {
             );
             ExitCode::from(1)
         }
+        Err(error) if rank::is_told_by_the_launcher() => ExitCode::from(exit_code(&error)),
         Err(error) => {
             let (screen, message) = (screen.stderr(), chain(&error));
             let explanation = catalogue::explain(&message).filter(|_| !is_explained);
@@ -171,7 +172,7 @@ pub fn run() -> ExitCode {
             } else {
                 eprint!("{text}");
             }
-            ExitCode::from(if is_wrong_use(&error) { 2 } else { 1 })
+            ExitCode::from(exit_code(&error))
         }
     }
 }
@@ -208,6 +209,10 @@ fn chain(error: &anyhow::Error) -> String {
         }
     }
     text
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if is_wrong_use(error) { 2 } else { 1 }
 }
 
 /// Returns true if the same command would fail again.

@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
@@ -16,6 +17,14 @@ use ryzanstein_process_group::{FlightRecorder, panic_message};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::command::settings;
+
+/// True once the launcher knows why this rank fails.
+static REPORTED: AtomicBool = AtomicBool::new(false);
+
+/// Returns true if the launcher tells the user why this rank fails: a command that started its own ranks fails once, not once a rank.
+pub(crate) fn is_told_by_the_launcher() -> bool {
+    REPORTED.load(Ordering::Relaxed) && std::env::var_os("RYZ_DIRECT").is_some()
+}
 
 /// Sets up logging and metrics, joins, runs `job`, and leaves. Reports a failure to the launcher.
 pub(crate) fn run(
@@ -45,7 +54,8 @@ pub(crate) fn run(
             Ok(0)
         }
         Err(error) => {
-            orchestrator.report(error.as_ref());
+            let is_reported = orchestrator.report(error.as_ref());
+            REPORTED.store(is_reported, Ordering::Relaxed);
             Err(error)
         }
     }

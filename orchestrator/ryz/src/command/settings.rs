@@ -72,8 +72,8 @@ pub(crate) fn visible_gpus(config: &Config) -> u32 {
     Libraries::find(&config.device, &search).device_count().unwrap_or(0)
 }
 
-/// Turns off warnings of slow calls, unless the user has set `profile.slow_call`. For commands that make slow calls on purpose
-/// and report them in a table.
+/// Turns off warnings of slow calls, unless the user has set `profile.slow_call`. For commands whose result is a table of calls or a
+/// text.
 pub(crate) fn silence_slow_call_warnings(config: &mut Config) {
     if config.source_of("profile.slow_call") == Some(Source::Default) {
         config.profile.slow_call = Duration::MAX;

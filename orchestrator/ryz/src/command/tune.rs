@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::doctor;
 use crate::tune::{self, Request, Tuned};
 use ryzanstein_benches::measure::{Collective, UnknownCollective};
 use ryzanstein_benches::suite::Sweep;
@@ -117,6 +118,9 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
 }
 
 fn measure(orchestrator: &mut Orchestrator, request: &Request, is_first: bool) -> Result<Tuned, Error> {
+    if let Some(told) = doctor::busy().filter(|_| is_first) {
+        eprintln!("ryz: {told}");
+    }
     tune::run(orchestrator, request, &mut |step| {
         if is_first {
             eprintln!("{step}");

@@ -73,6 +73,10 @@ pub struct Host {
     pub instruction_sets: Vec<InstructionSet>,
     /// The instruction set that `model.instruction_set` requests.
     pub asked_instruction_set: Option<InstructionSet>,
+    /// Number of CPUs of the machine.
+    pub processors_online: usize,
+    /// Mean number of threads that ran or waited for a CPU in the last minute.
+    pub load: Option<f64>,
     /// The cgroup's CPU quota, in CPUs.
     pub processor_quota: Option<f64>,
     /// Total memory, in bytes.

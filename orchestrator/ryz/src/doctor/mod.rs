@@ -47,6 +47,11 @@ pub fn machine() -> String {
     probe::machine()
 }
 
+/// Returns a sentence if this machine is busy with other work, so that measured times are not its own.
+pub fn busy() -> Option<String> {
+    diagnose::busy(probe::load(), probe::processors())
+}
+
 /// The command that starts the process of a probe. One of these follows `arguments`:
 ///
 /// * `gpus`: print what [`visible_gpus`] returns, as JSON;

@@ -6,8 +6,7 @@ use serde_json::Value;
 
 /// What ranks of other libraries write when another rank does not do its part.
 const LOST: &str = "echo 'RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048' >&2";
-const WAITED: &str =
-    "echo 'RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv operation to complete' >&2";
+const WAITED: &str = "echo 'RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv operation to complete' >&2";
 
 /// Returns the first failure of three ranks, of which rank 2 runs `odd` and the others run `others`.
 fn first_failure(odd: &str, others: &str) -> (Value, String) {
@@ -28,7 +27,10 @@ fn a_rank_that_is_stuck_is_named_with_what_its_process_waits_for() {
     let (first, _) = first_failure("exec sleep 609", &format!("sleep 0.3; {WAITED}; exit 1"));
     assert_eq!(first["rank"], 2, "{first}");
     assert!(first["exit_code"].is_null() && first["signal"].is_null(), "{first}");
-    assert!(first["state"].as_str().is_some_and(|state| state.starts_with("sleep was in state S")), "{first}");
+    assert!(
+        first["state"].as_str().is_some_and(|state| state.starts_with("sleep was in state S")),
+        "{first}"
+    );
 }
 
 #[test]
@@ -59,7 +61,8 @@ fn the_last_words_before_a_sigkill_are_not_its_cause() {
 
 #[test]
 fn the_error_is_told_not_the_frames_below_it() {
-    let frames: String = (0..20).map(|i| format!("echo 'frame #{i}: <unknown function> + 0x1' >&2; ")).collect();
+    let frames: String =
+        (0..20).map(|i| format!("echo 'frame #{i}: <unknown function> + 0x1' >&2; ")).collect();
     let error = "echo 'CUDA error: an illegal memory access was encountered' >&2";
     let (first, _) = first_failure(&format!("{error}; {frames} kill -ABRT $$"), "exec sleep 612");
     assert_eq!(first["cause"], "CUDA error: an illegal memory access was encountered", "{first}");

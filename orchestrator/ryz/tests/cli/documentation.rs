@@ -120,7 +120,8 @@ fn the_readme_and_the_book_quote_the_launcher_as_it_speaks() {
 }
 
 /// Ends of words such as `job.log` and `model.generate()`, which are no settings.
-const FILES_AND_METHODS: [&str; 12] = [
+const FILES_AND_METHODS: [&str; 13] = [
+    "cc",
     "conf",
     "json",
     "log",

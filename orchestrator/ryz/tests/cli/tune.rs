@@ -152,7 +152,7 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&tune(&[]), &["--world-size N"]);
     refused(&tune(&["-n", "1"]), &["2 or more"]);
     refused(&tune(&["-n", "2", "--op", "barrier"]), &["barrier has one path only", "all_reduce"]);
-    refused(&tune(&["-n", "2", "--op", "allreduce"]), &["allreduce"]);
+    refused(&tune(&["-n", "2", "--op", "reduceall"]), &["reduceall"]);
     refused(&tune(&["-n", "2", "--sizes", "0"]), &["at least one byte"]);
     refused(&tune(&["-n", "2", "--sizes", "2000GB"]), &["a size of 2000 GB", "smaller sizes"]);
     refused(&tune(&["-n", "2", "--out", "."]), &["it is a folder"]);

@@ -1,3 +1,5 @@
+use ryzanstein_orchestrator::plural;
+
 use super::memory;
 use crate::doctor::facts::{Host, TemporaryFolder};
 use crate::doctor::finding::{Finding, Status};
@@ -11,6 +13,7 @@ pub(super) fn diagnose(host: &Host) -> Vec<Finding> {
     vec![
         Finding::new("host", "system", Status::Ok, &host.system),
         processors(host),
+        load(host),
         instruction_sets(host),
         available(host),
         shared_memory(host),
@@ -36,6 +39,22 @@ fn processors(host: &Host) -> Finding {
             .remedy("raise the container's CPU limit to at least one CPU per rank");
     }
     new("processors", Status::Ok, seen)
+}
+
+fn load(host: &Host) -> Finding {
+    match busy(host.load, host.processors_online) {
+        Some(told) => new("load", Status::Info, told),
+        None => new("load", Status::Ok, host.load.map_or("unknown".into(), |load| format!("{load:.1}"))),
+    }
+}
+
+/// Returns a sentence about a machine that is busy; `None` if it is not.
+pub(crate) fn busy(load: Option<f64>, processors: usize) -> Option<String> {
+    let load = load.filter(|load| *load >= 0.5 * processors as f64)?;
+    let processors = plural(processors, "CPU");
+    Some(format!(
+        "this machine is busy: load {load:.1} on {processors}; measured times will be longer and spread more"
+    ))
 }
 
 fn instruction_sets(host: &Host) -> Finding {

@@ -8,6 +8,7 @@ mod network;
 mod trials;
 
 pub(crate) use gpu::tensor_parallel;
+pub(crate) use host::busy;
 
 use super::facts::Facts;
 use super::finding::Finding;

@@ -28,6 +28,8 @@ fn plain() -> Facts {
             processors: 8,
             instruction_sets: vec![InstructionSet::Avx2, InstructionSet::Scalar],
             asked_instruction_set: None,
+            processors_online: 8,
+            load: Some(0.1),
             processor_quota: None,
             memory_limit: None,
             locked_memory: None,

@@ -10,6 +10,20 @@ use crate::doctor::facts::{Host, TemporaryFolder};
 use ryzanstein_benches::cgroup::{self, read};
 use ryzanstein_orchestrator::rendezvous::Environment;
 
+/// Returns the load average of the last minute.
+pub(crate) fn load() -> Option<f64> {
+    read("/proc/loadavg")?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Returns the number of CPUs of this machine, of which this process may use fewer.
+pub(crate) fn processors() -> usize {
+    let stat = read("/proc/stat").unwrap_or_default();
+    let is_one = |line: &&str| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    stat.lines().filter(is_one).count().max(1)
+}
+
 pub(super) fn probe(config: &Config, environment: &Environment) -> Host {
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let (processor_quota, memory_limit) = cgroup::limits();
@@ -19,6 +33,8 @@ pub(super) fn probe(config: &Config, environment: &Environment) -> Host {
         processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         instruction_sets: instruction_set::supported(),
         asked_instruction_set: config.model.instruction_set,
+        processors_online: processors(),
+        load: load(),
         processor_quota,
         memory: meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0),
         memory_available: meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(0),

@@ -13,6 +13,7 @@ use std::path::Path;
 use ryzanstein_config::{Config, nccl};
 
 pub use gpu::visible_gpus;
+pub(super) use host::{load, processors};
 pub use trial::try_all_reduce;
 
 use super::ProbeCommand;
