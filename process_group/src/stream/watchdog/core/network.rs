@@ -1,12 +1,13 @@
-//! A group of watchdog cores in virtual time: links with delays, GPUs that execute calls when all members have enqueued them, and
-//! methods that inject faults. One seed decides everything that is unspecified.
+//! A group of watchdog cores in virtual time, with its links, its GPUs, its callers and their faults. Nothing happens by itself: the
+//! rules play a script, and the runs choose every step.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use ryzanstein_explorer::identify_by_debug;
 
 use super::*;
 use crate::membership::roster::Cpus;
@@ -18,83 +19,157 @@ use crate::types::rank::LocalRank;
 
 /// Interval at which a driver looks.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
-/// Time for the other members to learn of a failure before calls are aborted.
-const HEARD: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Life {
+    Lives,
+    /// It makes no more calls. Its watchdog continues.
+    Stalled,
+    /// Its process is stopped. Its GPU continues with its queue.
+    Stopped,
+    /// It makes no more calls, and says goodbye when its calls are done.
+    Leaves,
+    Left,
+    Dead,
+}
 
 /// A call in the queue of a GPU.
-#[derive(Debug)]
+#[derive(Clone)]
 struct Enqueued {
     call: CallFingerprint,
-    /// Its number among the member's collectives, or among its messages with the peer in this direction.
+    /// Sender and receiver of a message; none for a collective.
+    route: Option<(usize, usize)>,
+    /// Its number among the calls with this route.
     number: u64,
     at: Instant,
-    /// Its duration once all its members have entered it.
-    takes: Duration,
-    is_done: bool,
+}
+
+/// A mark in the queue of a GPU.
+#[derive(Clone, Copy, Hash)]
+struct Mark {
+    /// Number of calls before it.
+    calls: usize,
+    at: Instant,
+    /// Deadline of the calls since the previous mark.
+    deadline: Instant,
 }
 
 /// One member: its watchdog's core, its GPU and its caller.
-#[allow(clippy::struct_excessive_bools, reason = "faults come together in any way")]
+#[derive(Clone)]
 pub(super) struct Node {
-    core: Core,
-    is_alive: bool,
-    /// Its process is stopped: only its GPU continues.
-    is_stopped: bool,
-    /// It has been told to leave, and says goodbye when its calls are done.
-    is_leaving: bool,
-    has_left: bool,
-    /// Time at which its calls were aborted, after its group failed.
-    aborted_at: Option<Instant>,
-    pub(super) failure: Option<(Instant, Error)>,
-    pub(super) verified: Option<Result<Vec<Rank>>>,
-    /// Times at which it reported that a member stopped responding, or responds again.
+    pub(super) core: Core,
+    /// Hash of its state, until the state changes.
+    identity: Cell<Option<u64>>,
+    pub(super) life: Life,
+    /// At most one failure in a correct core.
+    pub(super) failures: Vec<(Instant, Error)>,
+    pub(super) verified: Option<Result<Unverified>>,
+    /// The reports that a member has stopped responding, or responds again.
     pub(super) told: Vec<(Instant, usize, bool)>,
     next_look: Instant,
     gpu: Vec<Enqueued>,
-    collectives: u64,
-    messages: BTreeMap<(usize, bool), u64>,
-    /// Marks that have not been reached, each with the number of calls before it.
-    marks: VecDeque<usize>,
-    /// Time at which a late mark will be placed, and the number of calls of the core before it.
+    /// Number of calls that its GPU has executed.
+    done: usize,
+    /// Number of calls that its watchdog knows to be done.
+    known: usize,
+    /// Marks that its watchdog does not know to be reached.
+    marks: VecDeque<Mark>,
+    /// Time at which a late mark is placed, and the number of calls of the core before it.
     late_mark: Option<(Instant, u64)>,
     entries: u64,
     exits: u64,
-    error: Option<Error>,
-    /// The driver does not answer.
-    is_held_up: bool,
-    /// Events that arrived while it was stopped.
-    unread: Vec<(usize, PeerEvent)>,
+    /// The error that its library reports.
+    pub(super) error: Option<Error>,
+    /// The driver does not report the progress of the GPU.
+    pub(super) is_held_up: bool,
 }
 
 impl Node {
-    pub(super) fn core_mut(&mut self) -> &mut Core {
-        &mut self.core
+    pub(super) fn failure(&self) -> Option<&Error> {
+        self.failures.first().map(|(_, error)| error)
+    }
+
+    /// Returns true if its watchdog runs.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.life, Life::Lives | Life::Stalled | Life::Leaves)
+    }
+
+    /// Returns true if it takes part in the group.
+    pub(super) fn plays(&self) -> bool {
+        self.is_open() && self.failures.is_empty()
+    }
+
+    /// Returns true if its caller can make calls.
+    pub(super) fn is_up(&self) -> bool {
+        self.life == Life::Lives && self.plays()
+    }
+
+    /// Returns true if it waits for others.
+    pub(super) fn waits(&self) -> bool {
+        self.plays() && (self.known < self.gpu.len() || self.core.is_asking())
+    }
+
+    /// Returns the number of its next call with a route.
+    fn next_number(&self, route: Option<(usize, usize)>) -> u64 {
+        1 + self.gpu.iter().filter(|enqueued| enqueued.route == route).count() as u64
+    }
+
+    /// Returns the number of its next collective.
+    pub(super) fn next_collective(&self) -> u64 {
+        self.next_number(None)
+    }
+
+    /// Returns the time at which it enqueued a collective.
+    pub(super) fn enqueued(&self, collective: u64) -> Option<Instant> {
+        let is_it = |enqueued: &&Enqueued| (enqueued.route, enqueued.number) == (None, collective);
+        self.gpu.iter().find(is_it).map(|enqueued| enqueued.at)
+    }
+
+    fn identity(&self) -> u64 {
+        let identity = self.identity.get().unwrap_or_else(|| {
+            let (mut hasher, core) = (DefaultHasher::new(), &self.core);
+            // The members never change. The explored worlds launch no graphs and verify no calls, and their GPUs always answer.
+            let state = (&core.phase, &core.log, &core.detector, &core.messages, &core.pending);
+            identify_by_debug(
+                &(state, &core.entry, core.exits, &core.progress, &core.heartbeats),
+                &mut hasher,
+            );
+            (core.is_leaving, core.has_announced_exit, self.life, self.failures.len()).hash(&mut hasher);
+            for enqueued in &self.gpu {
+                enqueued.at.hash(&mut hasher);
+            }
+            (self.done, self.known, &self.marks, self.late_mark).hash(&mut hasher);
+            hasher.finish()
+        });
+        self.identity.set(Some(identity));
+        identity
     }
 }
 
-/// An event in transit on a link.
-struct InFlight {
-    at: Instant,
-    from: usize,
-    to: usize,
-    event: PeerEvent,
-}
-
+#[derive(Clone)]
 pub(super) struct Network {
-    pub(super) seed: u64,
     pub(super) now: Instant,
-    pub(super) nodes: Vec<Node>,
-    pub(super) rng: StdRng,
-    wire: Vec<InFlight>,
+    pub(super) nodes: Vec<Rc<Node>>,
+    /// The events in transit from each member to each other, oldest first, each with the time of its arrival.
+    links: Vec<VecDeque<(Instant, PeerEvent)>>,
     /// Broken links.
-    cut: Vec<(usize, usize)>,
+    pub(super) cut: Vec<(usize, usize)>,
     /// Deadline of each call.
     pub(super) timeout: Duration,
+    /// The smallest step of time.
+    pub(super) step: Duration,
+    /// Interval at which each member looks.
+    pub(super) look: Duration,
+    /// Time of an event in transit.
+    pub(super) delay: Duration,
+    /// Duration of a call once all its members have entered it. A late mark takes as long.
+    pub(super) takes: Duration,
+    /// A call gets no mark if another one got its mark less than this time ago.
+    pub(super) mark_interval: Duration,
     /// True if collectives that differ wait for each other; false if they end with wrong values.
     pub(super) divergent_calls_hang: bool,
     /// Collectives from this number on never end, although all members have entered them.
     pub(super) hangs_from: Option<u64>,
-    pub(super) actions: u64,
 }
 
 /// Returns an all-reduce of this number of elements.
@@ -110,186 +185,196 @@ pub(super) fn recv(from: u32, count: usize) -> CallFingerprint {
     CallFingerprint { operation: Operation::Recv { from: Rank(from) }, dtype: DType::F32, count }
 }
 
+/// Returns the sender and the receiver of a member's message.
+fn route(member: usize, call: &CallFingerprint) -> Option<(usize, usize)> {
+    match call.operation {
+        Operation::Send { to } => Some((member, to.index())),
+        Operation::Recv { from } => Some((from.index(), member)),
+        _ => None,
+    }
+}
+
 /// Returns the global rank of a member: not its position, so that a confusion of the two is detected.
 pub(super) fn rank(position: usize) -> Rank {
     Rank(10 + position as u32)
 }
 
+/// Returns the ranks that an error blames, its own or that of the member that gave up first.
+pub(super) fn blamed(error: &Error) -> Vec<Rank> {
+    let Error::PeerAborted { reason, .. } = error else { return error.caused_by() };
+    let numbers = |text: &str| -> Vec<Rank> {
+        let words = text.split(|c: char| !c.is_ascii_digit()).filter(|word| !word.is_empty());
+        words.filter_map(|word| word.parse().ok()).map(Rank).collect()
+    };
+    if let Some((_, lost)) = reason.split_once("lost rank ") {
+        return numbers(lost).into_iter().take(1).collect();
+    }
+    let before = [" is unresponsive", " is not there", " are not there"].map(|end| reason.split_once(end));
+    let before = before.into_iter().flatten().next().map(|(before, _)| before);
+    before.and_then(|before| before.rsplit("rank").next()).map_or_else(Vec::new, numbers)
+}
+
 impl Network {
-    pub(super) fn new(members: usize, seed: u64) -> Self {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let start = Instant::now();
-        let all: Vec<Member> = (0..members)
-            .map(|position| Member {
-                rank: rank(position),
-                local_rank: LocalRank(position as u32),
-                node_rank: 0,
-                host: format!("host-{position}"),
-                pid: 1000 + position as u32,
-                cpus: Cpus::default(),
-                data_address: None,
-            })
-            .collect();
-        let nodes = (0..members)
-            .map(|position| {
-                let members = GroupMembers { group: "g".into(), all: all.clone(), position };
-                Node {
-                    core: Core::new(Arc::new(members)),
-                    is_alive: true,
-                    is_stopped: false,
-                    is_leaving: false,
-                    has_left: false,
-                    aborted_at: None,
-                    failure: None,
-                    verified: None,
-                    told: Vec::new(),
-                    next_look: start + LOOK.mul_f64(rng.random()),
-                    gpu: Vec::new(),
-                    collectives: 0,
-                    messages: BTreeMap::new(),
-                    marks: VecDeque::new(),
-                    late_mark: None,
-                    entries: 0,
-                    exits: 0,
-                    error: None,
-                    is_held_up: false,
-                    unread: Vec::new(),
-                }
-            })
-            .collect();
+    pub(super) fn new(members: usize) -> Self {
+        let now = Instant::now();
+        let member = |position| Member {
+            rank: rank(position),
+            local_rank: LocalRank(position as u32),
+            node_rank: 0,
+            host: format!("host-{position}"),
+            pid: 1000 + position as u32,
+            cpus: Cpus::default(),
+            data_address: None,
+        };
+        let all: Vec<Member> = (0..members).map(member).collect();
+        let node = |position| Node {
+            core: Core::new(Arc::new(GroupMembers { group: "g".into(), all: all.clone(), position })),
+            identity: Cell::new(None),
+            life: Life::Lives,
+            failures: Vec::new(),
+            verified: None,
+            told: Vec::new(),
+            next_look: now,
+            gpu: Vec::new(),
+            done: 0,
+            known: 0,
+            marks: VecDeque::new(),
+            late_mark: None,
+            entries: 0,
+            exits: 0,
+            error: None,
+            is_held_up: false,
+        };
         Self {
-            seed,
-            now: start,
-            nodes,
-            rng,
-            wire: Vec::new(),
+            now,
+            nodes: (0..members).map(|position| Rc::new(node(position))).collect(),
+            links: vec![VecDeque::new(); members * members],
             cut: Vec::new(),
             timeout: Duration::from_secs(3),
+            step: Duration::from_millis(2),
+            look: LOOK,
+            delay: Duration::from_millis(2),
+            takes: Duration::from_millis(1),
+            mark_interval: Duration::from_micros(100),
             divergent_calls_hang: true,
             hangs_from: None,
-            actions: 0,
         }
     }
 
-    // ---- actions of callers -------------------------------------------------------------------------------------------
-
-    /// Returns true if the member's caller can still act.
-    pub(super) fn is_up(&self, member: usize) -> bool {
-        let node = &self.nodes[member];
-        node.is_alive && !node.is_stopped && !node.is_leaving && node.failure.is_none()
+    pub(super) fn identify(&self, identity: &mut impl Hasher) {
+        (self.now, &self.cut).hash(identity);
+        for node in &self.nodes {
+            (node.identity(), node.next_look <= self.now).hash(identity);
+        }
+        for link in &self.links {
+            // Of the times, only the next one can force a delivery.
+            link.front().map(|(arrival, _)| *arrival).hash(identity);
+            identify_by_debug(&link.iter().map(|(_, event)| event).collect::<Vec<_>>(), identity);
+        }
     }
+
+    pub(super) fn node(&mut self, member: usize) -> &mut Node {
+        let node = Rc::make_mut(&mut self.nodes[member]);
+        node.identity.set(None);
+        node
+    }
+
+    fn others(&self, member: usize) -> impl Iterator<Item = usize> + use<> {
+        (0..self.nodes.len()).filter(move |other| *other != member)
+    }
+
+    // ---- callers ------------------------------------------------------------------------------------------------------
 
     /// A member enqueues a call, and returns from the library at once.
     pub(super) fn call(&mut self, member: usize, call: CallFingerprint) {
-        if !self.is_up(member) {
-            return;
+        if self.nodes[member].is_up() {
+            self.enter(member, call);
+            self.enqueue(member, &[call]);
         }
-        self.enter(member, call);
-        self.nodes[member].exits = self.nodes[member].entries;
-        self.enqueue(member, call);
-        if self.rng.random_bool(0.4) {
-            self.mark(member);
-        }
-    }
-
-    /// From now on the member's driver does not report the progress of the GPU.
-    pub(super) fn hold_up(&mut self, member: usize) {
-        self.nodes[member].is_held_up = true;
     }
 
     pub(super) fn all_call(&mut self, call: CallFingerprint) {
-        for member in 0..self.nodes.len() {
-            self.call(member, call);
-        }
+        (0..self.nodes.len()).for_each(|member| self.call(member, call));
     }
 
     /// A member enters the library with a call, and stays there.
     pub(super) fn enter(&mut self, member: usize, call: CallFingerprint) {
-        let (now, deadline) = (self.now, self.now + self.timeout);
-        let node = &mut self.nodes[member];
-        node.entries += 1;
-        let (entry, sequence) = (node.entries, node.gpu.len() as u64 + 1);
-        let called = Called { stream: 0, entry, call, sequence, at: now, deadline, is_captured: false };
+        let (at, deadline, entry) = self.next_entry(member);
+        let sequence = self.nodes[member].next_number(route(member, &call));
+        let called = Called { stream: 0, entry, call, sequence, at, deadline, is_captured: false };
         self.report(member, CallerEvent::Called(called));
     }
 
     /// A member launches a graph of these calls.
     pub(super) fn launch(&mut self, member: usize, calls: &[CallFingerprint]) {
-        if !self.is_up(member) {
-            return;
+        if self.nodes[member].is_up() {
+            let (at, deadline, entry) = self.next_entry(member);
+            let mut graph = GraphCalls::default();
+            for call in calls {
+                graph.push(*call, Path::Nccl);
+            }
+            self.report(member, CallerEvent::Launching { entry, at, deadline, calls: Arc::new(graph) });
+            self.report(member, CallerEvent::Launched);
+            self.enqueue(member, calls);
         }
-        let mut graph = GraphCalls::default();
-        for call in calls {
-            graph.push(*call, Path::Nccl);
-        }
-        let (at, deadline) = (self.now, self.now + self.timeout);
-        self.nodes[member].entries += 1;
-        let entry = self.nodes[member].entries;
-        self.report(member, CallerEvent::Launching { entry, at, deadline, calls: Arc::new(graph) });
-        self.report(member, CallerEvent::Launched);
-        self.nodes[member].exits = entry;
-        for call in calls {
-            self.enqueue(member, *call);
-        }
-        self.mark(member);
     }
 
     /// A member makes calls as one group.
     pub(super) fn group(&mut self, member: usize, calls: &[CallFingerprint]) {
-        if !self.is_up(member) {
-            return;
+        if self.nodes[member].is_up() {
+            let (at, deadline, entry) = self.next_entry(member);
+            self.report(member, CallerEvent::GroupStarted { entry, at });
+            for call in calls {
+                self.report(member, CallerEvent::GroupCalled { call: *call, is_captured: false });
+            }
+            self.report(member, CallerEvent::GroupEnded { deadline, is_captured: false });
+            self.enqueue(member, calls);
         }
-        let (at, deadline) = (self.now, self.now + self.timeout);
-        self.nodes[member].entries += 1;
-        let entry = self.nodes[member].entries;
-        self.report(member, CallerEvent::GroupStarted { entry, at });
-        for call in calls {
-            self.report(member, CallerEvent::GroupCalled { call: *call, is_captured: false });
-        }
-        self.report(member, CallerEvent::GroupEnded { deadline, is_captured: false });
-        self.nodes[member].exits = entry;
-        for call in calls {
-            self.enqueue(member, *call);
-        }
-        self.mark(member);
     }
 
-    fn enqueue(&mut self, member: usize, call: CallFingerprint) {
-        let takes = Duration::from_micros(self.rng.random_range(5..3000));
-        let node = &mut self.nodes[member];
-        let number = match call.operation {
-            Operation::Send { to } => node.messages.entry((to.index(), true)).or_default(),
-            Operation::Recv { from } => node.messages.entry((from.index(), false)).or_default(),
-            _ => &mut node.collectives,
-        };
-        *number += 1;
-        let number = *number;
-        node.gpu.push(Enqueued { call, number, at: self.now, takes, is_done: false });
+    fn next_entry(&mut self, member: usize) -> (Instant, Instant, u64) {
+        let (now, deadline, node) = (self.now, self.now + self.timeout, self.node(member));
+        node.entries += 1;
+        (now, deadline, node.entries)
     }
 
-    pub(super) fn mark(&mut self, member: usize) {
-        let node = &mut self.nodes[member];
-        if node.core.marked(0) {
-            node.marks.push_back(node.gpu.len());
+    /// The calls of a member are enqueued on its GPU, and its caller returns from the library.
+    fn enqueue(&mut self, member: usize, calls: &[CallFingerprint]) {
+        for call in calls {
+            let (at, route) = (self.now, route(member, call));
+            let number = self.nodes[member].next_number(route);
+            self.node(member).gpu.push(Enqueued { call: *call, route, number, at });
+        }
+        let (at, timeout, interval) = (self.now, self.timeout, self.mark_interval);
+        let node = self.node(member);
+        node.exits = node.entries;
+        let is_recent = node.marks.back().is_some_and(|mark| at < mark.at + interval);
+        if !is_recent && node.core.marked(0) {
+            let first = node.marks.back().map_or(node.known, |mark| mark.calls);
+            let deadline = node.gpu[first].at + timeout;
+            node.marks.push_back(Mark { calls: node.gpu.len(), at, deadline });
         }
     }
 
     /// A member's caller reports something.
     pub(super) fn report(&mut self, member: usize, event: CallerEvent) {
-        let mut actions = Vec::new();
-        self.nodes[member].core.caller(self.now, event, &mut actions);
-        self.act(member, actions);
+        self.with(member, |core, now, out| core.caller(now, event, out));
+    }
+
+    /// These members make no more calls, and verify that all members have made the same.
+    pub(super) fn leave_verified(&mut self, members: impl IntoIterator<Item = usize>, timeout: Duration) {
+        let deadline = self.now + timeout;
+        for member in members {
+            self.report(member, CallerEvent::Leaving);
+            self.report(member, CallerEvent::VerifyCalls { deadline });
+        }
     }
 
     // ---- faults -------------------------------------------------------------------------------------------------------
 
     /// A member's process dies.
     pub(super) fn kill(&mut self, member: usize) {
-        self.nodes[member].is_alive = false;
-        self.wire.retain(|flight| flight.to != member);
-        for other in (0..self.nodes.len()).filter(|other| *other != member) {
-            self.put(member, other, PeerEvent::Lost("its connection closed".into()));
-        }
+        self.end_links(member, Life::Dead, &PeerEvent::Lost("its connection closed".into()));
     }
 
     /// The link between two members breaks.
@@ -300,221 +385,204 @@ impl Network {
         }
     }
 
-    /// A member's process is stopped. Its GPU continues with its queue.
-    pub(super) fn stop(&mut self, member: usize) {
-        self.nodes[member].is_stopped = true;
-    }
-
-    pub(super) fn resume(&mut self, member: usize) {
-        let (now, node) = (self.now, &mut self.nodes[member]);
-        node.is_stopped = false;
-        node.next_look = now;
-        let unread = std::mem::take(&mut node.unread);
-        self.hear(member, unread);
-    }
-
     /// A member leaves in good order: after its calls, unless it waits for others forever.
     pub(super) fn leave(&mut self, member: usize) {
-        self.nodes[member].is_leaving = true;
+        self.node(member).life = Life::Leaves;
         self.report(member, CallerEvent::Leaving);
     }
 
-    /// The member's library reports an error from now on.
-    pub(super) fn fail_library(&mut self, member: usize, error: Error) {
-        self.nodes[member].error = Some(error);
+    /// A member hears no more. The others learn of it by this event.
+    fn end_links(&mut self, member: usize, life: Life, event: &PeerEvent) {
+        self.node(member).life = life;
+        for other in self.others(member) {
+            self.put(member, other, event.clone());
+            let n = self.nodes.len();
+            self.links[other * n + member].clear();
+        }
     }
 
-    // ---- time ---------------------------------------------------------------------------------------------------------
+    // ---- links and time -----------------------------------------------------------------------------------------------
 
-    /// Lets this amount of time pass.
+    fn put(&mut self, from: usize, to: usize, event: PeerEvent) {
+        let (n, arrival) = (self.nodes.len(), self.now + self.delay);
+        let is_gone = matches!(self.nodes[to].life, Life::Left | Life::Dead);
+        if !is_gone && !self.cut.contains(&(from, to)) {
+            self.links[from * n + to].push_back((arrival, event));
+        }
+    }
+
+    /// Returns true if a member can receive an event from another.
+    pub(super) fn is_in_transit(&self, from: usize, to: usize) -> bool {
+        self.nodes[to].is_open() && !self.links[from * self.nodes.len() + to].is_empty()
+    }
+
+    /// Returns true if a member looks or receives an event before time passes, so that no driver is late.
+    pub(super) fn is_due(&self, member: usize, looks: bool) -> bool {
+        let n = self.nodes.len();
+        let arrivals = (0..n).filter_map(|from| self.links[from * n + member].front());
+        let has_arrived = |(arrival, _): &(Instant, PeerEvent)| *arrival <= self.now;
+        self.nodes[member].is_open() && (looks && self.wants_look(member) || { arrivals }.any(has_arrived))
+    }
+
+    /// Returns true if a member has not looked for an interval.
+    pub(super) fn wants_look(&self, member: usize) -> bool {
+        self.nodes[member].next_look <= self.now
+    }
+
+    /// Delivers the oldest events on a link, at most this number.
+    pub(super) fn deliver(&mut self, from: usize, to: usize, most: usize) {
+        let n = self.nodes.len();
+        let link = &mut self.links[from * n + to];
+        let batch = link.drain(..most.min(link.len())).map(|(_, event)| (from, event)).collect();
+        self.with(to, |core, now, out| core.peers(now, batch, out));
+    }
+
+    /// Lets this amount of time pass. Members get all events that have arrived in one batch, as a driver reads them.
     pub(super) fn run_for(&mut self, time: Duration) {
-        let until = self.now + time;
-        loop {
-            let looks =
-                self.nodes.iter().filter(|node| node.is_alive && !node.has_left).map(|node| node.next_look);
-            let arrivals = self.wire.iter().map(|flight| flight.at);
-            let Some(next) = looks.chain(arrivals).min().filter(|next| *next <= until) else { break };
-            self.now = self.now.max(next);
-            self.deliver();
-            for member in 0..self.nodes.len() {
-                if self.nodes[member].next_look <= self.now {
-                    self.nodes[member].next_look = self.now + LOOK;
+        let (until, n) = (self.now + time, self.nodes.len());
+        while self.now < until {
+            self.now = until.min(self.now + self.step);
+            for member in 0..n {
+                if self.is_due(member, false) {
+                    let (now, mut batch) = (self.now, Vec::new());
+                    for from in 0..n {
+                        let link = &mut self.links[from * n + member];
+                        while let Some((_, event)) = link.pop_front_if(|(arrival, _)| *arrival <= now) {
+                            batch.push((from, event));
+                        }
+                    }
+                    self.with(member, |core, now, out| core.peers(now, batch, out));
+                }
+            }
+            for member in 0..n {
+                if self.nodes[member].is_open() && self.wants_look(member) {
                     self.look(member);
                 }
             }
         }
-        self.now = until;
     }
 
-    /// Delivers the events that arrive now: all events for a member in one batch, as a driver reads them.
-    fn deliver(&mut self) {
-        let (now, nodes) = (self.now, self.nodes.len());
-        let mut batches: Vec<Vec<(usize, PeerEvent)>> = (0..nodes).map(|_| Vec::new()).collect();
-        let wire = std::mem::take(&mut self.wire);
-        for flight in wire {
-            if flight.at <= now {
-                batches[flight.to].push((flight.from, flight.event));
-            } else {
-                self.wire.push(flight);
-            }
-        }
-        for (member, batch) in batches.into_iter().enumerate().filter(|(_, batch)| !batch.is_empty()) {
-            if self.nodes[member].is_stopped {
-                self.nodes[member].unread.extend(batch);
-            } else {
-                self.hear(member, batch);
-            }
-        }
-    }
-
-    fn hear(&mut self, member: usize, batch: Vec<(usize, PeerEvent)>) {
-        if self.nodes[member].is_alive && !self.nodes[member].has_left {
-            let mut actions = Vec::new();
-            self.nodes[member].core.peers(self.now, batch, &mut actions);
-            self.act(member, actions);
-        }
-    }
-
-    fn look(&mut self, member: usize) {
+    pub(super) fn look(&mut self, member: usize) {
         self.compute();
-        let now = self.now;
-        let node = &mut self.nodes[member];
-        if !node.is_alive || node.is_stopped || node.has_left {
-            return;
-        }
+        let (now, timeout, next_look) = (self.now, self.timeout, self.now + self.look);
+        let node = self.node(member);
+        node.next_look = next_look;
         if let Some((_, calls)) = node.late_mark.take_if(|(at, _)| *at <= now)
             && node.core.marked_late(calls, now)
         {
-            node.marks.push_back(node.gpu.len());
+            node.marks.push_back(Mark { calls: node.gpu.len(), at: now, deadline: now + timeout });
         }
-        let has_answered = !node.is_held_up;
-        let done = node.gpu.iter().take_while(|enqueued| enqueued.is_done).count();
-        let mut reached = 0;
-        while has_answered && node.marks.pop_front_if(|mark| *mark <= done).is_some() {
+        let (has_answered, done, mut reached) = (!node.is_held_up, node.done, 0);
+        while has_answered && let Some(mark) = node.marks.pop_front_if(|mark| mark.calls <= done) {
+            node.known = mark.calls;
             reached += 1;
         }
         let seen =
             Observation { has_answered, exits: node.exits, reached: [reached, 0], error: node.error.clone() };
-        let mut actions = Vec::new();
-        node.core.observe(now, seen, &mut actions);
-        self.act(member, actions);
-        let node = &mut self.nodes[member];
-        if node.is_leaving && node.failure.is_none() && node.gpu.iter().all(|enqueued| enqueued.is_done) {
-            node.has_left = true;
-            for other in (0..self.nodes.len()).filter(|other| *other != member) {
-                self.put(member, other, PeerEvent::Message(ControlMessage::Goodbye));
-            }
+        self.with(member, |core, now, out| core.observe(now, seen, out));
+        let node = &self.nodes[member];
+        if node.life == Life::Leaves && node.plays() && node.done == node.gpu.len() {
+            self.end_links(member, Life::Left, &PeerEvent::Message(ControlMessage::Goodbye));
         }
     }
 
-    fn act(&mut self, member: usize, actions: Vec<Action>) {
-        self.actions += actions.len() as u64;
+    /// Calls a member's core, and executes its actions.
+    fn with(&mut self, member: usize, what: impl FnOnce(&mut Core, Instant, &mut Vec<Action>)) {
+        let (now, late_mark, mut actions) = (self.now, self.now + self.takes, Vec::new());
+        what(&mut self.node(member).core, now, &mut actions);
         for action in actions {
             match action {
                 Action::Send(to, message) => self.put(member, to, PeerEvent::Message(message)),
                 Action::Broadcast(message) => {
-                    for to in (0..self.nodes.len()).filter(|to| *to != member) {
+                    for to in self.others(member) {
                         self.put(member, to, PeerEvent::Message(message.clone()));
                     }
                 }
-                Action::Fail(error) => {
-                    let node = &mut self.nodes[member];
-                    assert!(
-                        node.failure.is_none(),
-                        "seed {}: member {member} fails twice: {error}",
-                        self.seed
-                    );
-                    node.aborted_at = Some(self.now + HEARD);
-                    node.failure = Some((self.now, error));
+                Action::Fail(error) => self.node(member).failures.push((now, error)),
+                Action::PlaceMark(calls) => self.node(member).late_mark = Some((late_mark, calls)),
+                Action::Unresponsive(other, is_silent) => {
+                    self.node(member).told.push((now, other, is_silent));
                 }
-                Action::PlaceMark(calls) => {
-                    let delay = Duration::from_micros(self.rng.random_range(10..50_000));
-                    self.nodes[member].late_mark = Some((self.now + delay, calls));
-                }
-                Action::Unresponsive(position, is_silent) => {
-                    let now = self.now;
-                    self.nodes[member].told.push((now, position, is_silent));
-                }
-                Action::Verified(outcome) => self.nodes[member].verified = Some(outcome),
+                Action::Verified(outcome) => self.node(member).verified = Some(outcome),
             }
         }
-    }
-
-    /// Puts an event on a link. Events arrive in the order of their sending.
-    fn put(&mut self, from: usize, to: usize, event: PeerEvent) {
-        if self.cut.contains(&(from, to)) {
-            return;
-        }
-        let earliest = self.wire.iter().filter(|f| (f.from, f.to) == (from, to)).map(|f| f.at).max();
-        let delay = Duration::from_micros(self.rng.random_range(20..2000));
-        let at = (self.now + delay).max(earliest.unwrap_or(self.now));
-        self.wire.push(InFlight { at, from, to, event });
     }
 
     // ---- GPUs ---------------------------------------------------------------------------------------------------------
 
     /// Executes every call that all its members have entered.
-    fn compute(&mut self) {
+    pub(super) fn compute(&mut self) {
         loop {
-            let ready: Vec<(usize, usize)> = (0..self.nodes.len())
-                .filter_map(|member| {
-                    let next = self.nodes[member].gpu.iter().position(|enqueued| !enqueued.is_done)?;
-                    self.is_ready(member, next).then_some((member, next))
-                })
-                .collect();
+            let ready: Vec<usize> = (0..self.nodes.len()).filter(|member| self.is_ready(*member)).collect();
             if ready.is_empty() {
                 return;
             }
-            for (member, next) in ready {
-                self.nodes[member].gpu[next].is_done = true;
+            for member in ready {
+                self.node(member).done += 1;
             }
         }
     }
 
-    fn is_ready(&self, member: usize, index: usize) -> bool {
-        let mine = &self.nodes[member].gpu[index];
-        if self.nodes[member].aborted_at.is_some_and(|at| at <= self.now) {
-            return false;
-        }
-        match mine.call.operation {
+    /// Returns true if a GPU finishes the oldest call in its queue.
+    fn is_ready(&self, member: usize) -> bool {
+        let node = &self.nodes[member];
+        let Some(mine) = node.gpu.get(node.done) else { return false };
+        match mine.route {
             // Short messages are buffered.
-            Operation::Send { .. } if mine.call.count < 1000 => mine.at + mine.takes <= self.now,
-            Operation::Send { to } => self.meets(mine, to.index(), |call| {
-                call.operation == Operation::Recv { from: Rank(member as u32) }
-            }),
-            Operation::Recv { from } => self.meets(mine, from.index(), |call| {
-                call.operation == Operation::Send { to: Rank(member as u32) }
-            }),
-            _ => (0..self.nodes.len())
-                .all(|other| self.meets(mine, other, |call| !call.operation.is_point_to_point())),
+            Some((from, _)) if from == member && mine.call.count < 1000 => self.meets(mine, member),
+            Some((from, to)) => self.meets(mine, from) && self.meets(mine, to),
+            None if self.hangs_from.is_some_and(|from| mine.number >= from) => false,
+            None => (0..self.nodes.len()).all(|other| self.meets(mine, other)),
         }
     }
 
-    /// Returns true if the other member's GPU has reached the counterpart of a call, and the call's duration has passed.
-    fn meets(
-        &self,
-        mine: &Enqueued,
-        other: usize,
-        is_counterpart: impl Fn(&CallFingerprint) -> bool,
-    ) -> bool {
-        let is_collective = !mine.call.operation.is_point_to_point();
-        if is_collective && self.hangs_from.is_some_and(|from| mine.number >= from) {
-            return false;
-        }
-        let node = &self.nodes[other];
-        let theirs = node.gpu.iter().enumerate();
-        let mut theirs = theirs.filter(|(_, e)| e.number == mine.number && is_counterpart(&e.call));
-        let Some((index, theirs)) = theirs.next() else { return false };
-        let waits = if is_collective {
-            theirs.call != mine.call && self.divergent_calls_hang
-        } else {
-            theirs.call.count != mine.call.count
+    /// Returns true if a member's GPU executes its part of a call, or has done so.
+    fn meets(&self, mine: &Enqueued, member: usize) -> bool {
+        let node = &self.nodes[member];
+        let is_part = |theirs: &Enqueued| (theirs.route, theirs.number) == (mine.route, mine.number);
+        let Some(index) = node.gpu.iter().position(is_part) else { return false };
+        let theirs = &node.gpu[index];
+        let waits = match mine.route {
+            Some(_) => theirs.call.count != mine.call.count,
+            None => theirs.call != mine.call && self.divergent_calls_hang,
         };
-        // Earlier work on the other GPU comes first.
-        let is_front = node.gpu[..index].iter().all(|enqueued| enqueued.is_done);
-        // The kernels of a lost member end with it, unless they were done.
-        let is_there = theirs.is_done || node.is_alive && node.aborted_at.is_none_or(|at| at > self.now);
-        let begins = theirs.at.max(mine.at);
-        is_there && !waits && is_front && begins + mine.takes.max(theirs.takes) <= self.now
+        // Earlier work comes first. The kernels of a lost member, or of one that has given up, end with it.
+        let executes = index == node.done && node.life != Life::Dead && node.failures.is_empty();
+        (index < node.done || executes) && !waits && theirs.at.max(mine.at) + self.takes <= self.now
+    }
+
+    // ---- for judges ---------------------------------------------------------------------------------------------------
+
+    /// Returns the deadline of the calls that a member waits for.
+    pub(super) fn deadline(&self, member: usize) -> Option<Instant> {
+        self.next_mark(member, self.nodes[member].known).map(|(_, deadline)| deadline)
+    }
+
+    /// Returns the first place with a mark behind a number of calls of a member, or the end of the queue, and the deadline there.
+    fn next_mark(&self, member: usize, calls: usize) -> Option<(usize, Instant)> {
+        let node = &self.nodes[member];
+        let unmarked = || {
+            let first = node.marks.back().map_or(node.known, |mark| mark.calls);
+            node.gpu.get(first).map(|enqueued| (node.gpu.len(), enqueued.at + self.timeout))
+        };
+        let mark = node.marks.iter().find(|mark| mark.calls > calls);
+        mark.map(|mark| (mark.calls, mark.deadline)).or_else(unmarked)
+    }
+
+    /// Returns the members that are late when the deadline of a member's calls has passed, and whether they have come by now. Those
+    /// are late whose calls could not be done by the deadline, and those that do not answer.
+    pub(super) fn late(&self, member: usize) -> Vec<(usize, bool)> {
+        let node = &self.nodes[member];
+        let Some((calls, deadline)) = self.next_mark(member, node.done).filter(|(_, at)| *at <= self.now)
+        else {
+            return Vec::new();
+        };
+        let made = node.gpu[..calls].iter().filter(|enqueued| enqueued.route.is_none()).count() as u64;
+        let late = self.nodes.iter().enumerate().filter_map(|(other, node)| {
+            let came = node.enqueued(made);
+            let is_late = node.life == Life::Stopped || came.is_none_or(|at| at + self.takes > deadline);
+            is_late.then_some((other, came.is_some()))
+        });
+        late.collect()
     }
 }
