@@ -41,16 +41,3 @@ pub const ABOVE_SHARE: f64 = 0.9;
 pub fn target(op: &str, bytes: u64) -> Option<Target> {
     TARGETS.iter().copied().find(|t| t.op == op && bytes <= t.bytes)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_size_between_two_targets_is_held_against_the_larger() {
-        assert_eq!(target("all_reduce", 1).unwrap().below_us, 500.0);
-        assert_eq!(target("all_reduce", 100_001).unwrap().below_us, 1_000.0);
-        assert_eq!(target("all_reduce", 100_000_001), None);
-        assert_eq!(target("all_gather", 1), None);
-    }
-}

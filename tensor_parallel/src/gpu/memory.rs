@@ -335,17 +335,3 @@ impl DeviceArray {
         Ok(storage.widened().into_owned())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::class;
-
-    #[test]
-    fn a_block_is_at_most_an_eighth_larger_than_asked_or_small() {
-        for bytes in (1..5000).chain([65_537, 1 << 20, (1 << 20) + 1, 123_456_789]) {
-            let class = class(bytes);
-            assert!(class >= bytes && class.is_multiple_of(256), "{bytes}: {class}");
-            assert!(class - bytes <= (bytes / 8).max(256), "{bytes}: {class}");
-        }
-    }
-}

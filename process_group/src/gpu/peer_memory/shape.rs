@@ -76,18 +76,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn long_rows_are_spread_while_there_is_room() {
-        let of = |rows, width| {
-            let Shape { threads, blocks, cluster } = row_shape(rows, width, 132);
-            (threads, blocks, cluster)
-        };
-        assert_eq!(of(1, 512), (512, 1, 1));
-        assert_eq!(of(16, 1024), (128, 128, 8));
-        assert_eq!(of(32, 1024), (256, 128, 4));
-        assert_eq!(of(64, 1024), (1024, 64, 1));
-        assert_eq!(of(1000, 1024), (1024, 132, 1));
-        assert_eq!(of(1000, 4096), (1024, 132, 4));
-    }
 }

@@ -269,28 +269,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_share_the_rows_that_are_multiplied_next() {
-        let k = 8;
-        let w: Vec<bf16> = (0..2 * PAIR * k).map(|i| bf16::from_bits(i as u16)).collect();
-        for of in [1, 3, 8, 16] {
-            // The first elements of each row that are prefetched.
-            let fetched = |strip, depth: Range<usize>| -> Vec<usize> {
-                let parts = (0..of).map(|at| next_rows(&w, k, (strip, depth.clone()), (at, of)));
-                parts
-                    .flat_map(|part| part.values.chunks(part.stride))
-                    .map(|row| row[0].to_bits().into())
-                    .collect()
-            };
-            let rows = |first: usize, depth: usize| -> Vec<usize> {
-                (first..first + PAIR).map(|row| row * k + depth).collect()
-            };
-            assert_eq!(fetched(0, 2..5), rows(PAIR, 2));
-            assert_eq!(fetched(1, 2..5), rows(0, 5));
-            assert!(fetched(1, 5..k).is_empty());
-        }
-    }
-
-    #[test]
     fn tiles_cover_every_row_of_both_operands_whatever_their_numbers() {
         // Small integers: their sums are exact in any order.
         let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
