@@ -7,7 +7,7 @@ use super::network::{LOOK, Life, Network, all_reduce, blamed, rank, recv, send};
 use super::*;
 use crate::types::history::REMEMBERED;
 
-/// The maximum time of a message in transit, and one more look at the clock.
+/// More than the time of a message in transit.
 const DELAY: Duration = Duration::from_millis(4);
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -89,7 +89,8 @@ fn a_member_that_gives_up_without_having_called_is_missing_at_a_deadline() {
     net.node(2).life = Life::Stopped;
     net.run_for(net.timeout + LOOK);
     net.report(2, CallerEvent::Abort(Error::Transport("out of memory".into())));
-    net.run_for(ANSWERS);
+    // It tells its progress with the reason, so nobody waits for its answer.
+    net.run_for(DELAY);
     for member in [0, 1] {
         says(&net, member, "rank 12 is not there");
     }
@@ -208,7 +209,6 @@ fn the_newest_calls_get_a_mark_when_nothing_follows_them() {
 #[test]
 fn a_caller_that_stays_inside_the_library_is_given_up_at_its_deadline() {
     let mut net = Network::new(2);
-    // A mark that the driver does not report has the same deadline.
     net.enter(0, all_reduce(8));
     net.run_for(net.timeout + SECOND);
     says(&net, 0, "inside the library, timed out");
@@ -324,6 +324,19 @@ fn a_member_that_has_made_more_calls_is_named_by_the_others() {
     for member in [0, 1] {
         says(&net, member, "left the group without call 2");
     }
+}
+
+#[test]
+fn a_member_that_has_left_after_more_calls_is_named_when_the_others_leave() {
+    let mut net = Network::new(2);
+    net.enter(1, all_reduce(0));
+    net.report(1, CallerEvent::Idle);
+    net.leave(1);
+    net.run_for(ms(50));
+    net.leave_verified([0], 5 * SECOND);
+    net.run_for(SECOND);
+    let Some(Err(error)) = &net.nodes[0].verified else { panic!("{:?}", net.nodes[0].verified) };
+    assert!(error.to_string().contains("they differ in the number of calls"), "{error}");
 }
 
 #[test]
