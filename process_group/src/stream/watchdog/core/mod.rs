@@ -394,6 +394,8 @@ impl Core {
             ControlMessage::Head(head) => self.detector.head(position, head),
             ControlMessage::Aborted(reason) if self.is_watching() => {
                 let rank = self.members.rank(position);
+                // Another member may ask at its deadline, and a failed one answers no more.
+                self.tell_progress(out);
                 self.fail(Error::PeerAborted { rank, reason }, out);
             }
             ControlMessage::Expired(sequence, what) if self.is_watching() => {

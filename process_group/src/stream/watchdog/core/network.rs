@@ -580,7 +580,7 @@ impl Network {
         let made = node.gpu[..calls].iter().filter(|enqueued| enqueued.route.is_none()).count() as u64;
         let late = self.nodes.iter().enumerate().filter_map(|(other, node)| {
             let came = node.enqueued(made);
-            let is_late = node.life == Life::Stopped || came.is_none_or(|at| at + self.takes > deadline);
+            let is_late = node.life == Life::Stopped || came.is_none_or(|at| at + self.takes >= deadline);
             is_late.then_some((other, came.is_some()))
         });
         late.collect()
