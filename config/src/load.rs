@@ -161,25 +161,23 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
     (layers, problems)
 }
 
-/// Returns true if Kubernetes sets this variable in every container beside a Service whose name begins with `ryz`.
+/// Returns true if Kubernetes sets this variable, for a Service in the same namespace whose name begins with `ryz`.
 fn is_of_a_service(name: &str, value: &str) -> bool {
     let is_url = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
-    let is_port = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     // `…_PORT_80_TCP`, perhaps with one of three ends.
-    let (end, of_port) = (name.rsplit_once("_PORT_"), ["", "_PROTO", "_PORT", "_ADDR"]);
-    let name_of_port = |text: &str| {
-        let (number, rest) = text.split_once('_').unwrap_or_default();
-        is_port(number)
-            && ["TCP", "UDP", "SCTP"]
-                .iter()
-                .any(|protocol| of_port.iter().any(|end| rest == format!("{protocol}{end}")))
+    let is_of_port = || {
+        let (number, rest) =
+            name.rsplit_once("_PORT_").and_then(|(_, rest)| rest.split_once('_')).unwrap_or_default();
+        let (protocol, end) = rest.split_once('_').unwrap_or((rest, "ADDR"));
+        is_number(number)
+            && ["TCP", "UDP", "SCTP"].contains(&protocol)
+            && ["ADDR", "PORT", "PROTO"].contains(&end)
     };
     name.ends_with("_SERVICE_HOST")
-        || (name.ends_with("_SERVICE_PORT") || name.contains("_SERVICE_PORT_")) && is_port(value)
+        || (name.ends_with("_SERVICE_PORT") || name.contains("_SERVICE_PORT_")) && is_number(value)
         || name.ends_with("_PORT") && is_url
-        || end.is_some_and(|(_, end)| name_of_port(end))
-        // The inner `_PORT_` of `…_PORT_80_TCP_PORT` is not the last.
-        || name.strip_suffix("_PORT").and_then(|name| name.rsplit_once("_PORT_")).is_some_and(|(_, end)| name_of_port(end))
+        || is_of_port()
 }
 
 /// Returns the path and contents of the file, or `None` if the user named none and there is no default file.

@@ -71,9 +71,9 @@ impl Setting for ByteSize {
         let unit_name = match unit {
             "" => "B",
             "K" | "k" => "KiB",
-            "M" => "MiB",
-            "G" => "GiB",
-            "T" => "TiB",
+            "M" | "m" => "MiB",
+            "G" | "g" => "GiB",
+            "T" | "t" => "TiB",
             unit => unit,
         };
         let known = UNITS.iter().find(|(name, _)| *name == unit_name);

@@ -4,6 +4,7 @@
 //! The entries and what finds them are in [`ryzanstein_process_group::catalogue`].
 
 use std::fmt::Write as _;
+use std::num::NonZeroUsize;
 
 use serde::Serialize;
 
@@ -36,16 +37,24 @@ pub fn explain(message: &str) -> Option<Explanation> {
     Some(Explanation { id: &entry.id, cause: &entry.cause, remedy })
 }
 
-/// Returns true if a text says that another process is the origin of its failure.
+/// Returns true if the last error of a text says that another process is the origin of its failure.
 pub(crate) fn is_echo(text: &str) -> bool {
-    find(text).is_some_and(|entry| entry.is_echo)
+    let lines = telling_lines(text.lines(), LINES);
+    let is_error =
+        |line: &str| ["error", "exception"].iter().any(|word| line.to_ascii_lowercase().contains(word));
+    let last = lines.iter().rev().find_map(|line| match find(line) {
+        Some(entry) => Some(entry.is_echo),
+        None => is_error(line).then_some(false),
+    });
+    last.unwrap_or(false)
 }
+
+/// Maximum number of lines that are shown of a program's output.
+const LINES: NonZeroUsize = NonZeroUsize::new(12).expect("not zero");
 
 /// Returns the lines at the end of a program's output that tell most of its failure, without `error: ` in front. Of a line that was
 /// overwritten, such as a progress bar, the last text counts; of a long line, the end.
 pub(crate) fn telling(output: &str) -> String {
-    /// Maximum number of lines.
-    const LINES: usize = 12;
     /// Maximum number of bytes of a line.
     const BYTES: usize = 1 << 10;
     let shown = |line: &'_ str| -> String {
@@ -182,6 +191,15 @@ mod tests {
         let explanation =
             explain("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 4 bytes").expect("known");
         assert!(explanation.remedy.is_some_and(|remedy| remedy.contains("--shm-size")));
+    }
+
+    #[test]
+    fn only_the_last_error_makes_a_text_an_echo() {
+        let lost =
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048";
+        assert!(is_echo(lost) && is_echo(&format!("{lost}\ncleaning up")));
+        assert!(!is_echo(&format!("{lost}, retrying\nValueError: no such file")));
+        assert!(!is_echo("loading") && !is_echo(""));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-/// Number of bytes that [`Stream::write`] queues before it waits. [`Stream::say`] may queue twice as many.
+/// Number of bytes that [`Stream::write`] queues before it waits, and that [`Stream::say`] may queue.
 const LIMIT: usize = 1 << 20;
 /// Maximum wait of [`flush`] after [`shorten_flush_timeout`].
 const HURRY: Duration = Duration::from_millis(200);
@@ -166,6 +166,8 @@ struct State {
     last_line: LastLine,
     /// The part of `room` that `queued` occupies.
     reserved: usize,
+    /// The part of `queued` that [`Stream::say`] has queued.
+    said: usize,
     /// True while the thread writes the bytes that it took from the queue.
     writing: bool,
     /// The error of the write that failed. From then on, everything is discarded.
@@ -177,7 +179,11 @@ impl Stream {
         let shared =
             Arc::new(Shared { state: Mutex::default(), filled: Condvar::new(), room: Semaphore::new(LIMIT) });
         let writer = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || writer.run(&to));
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+            // On a terminal with `stty tostop`, the signal would stop a process that is not in the foreground.
+            let _ = nix::sys::signal::SigSet::from(nix::sys::signal::Signal::SIGTTOU).thread_block();
+            writer.run(&to);
+        });
         if let Err(error) = thread {
             // A system without a thread for this starts no rank either. Nothing runs yet, so this may block.
             eprintln!("ryz: no thread for {name}: {error}; nothing more is written there");
@@ -214,7 +220,8 @@ impl Stream {
     /// or after a failed write.
     pub fn say(&self, text: &str) {
         self.0.queue(|state| {
-            if state.queued.len() + text.len() <= 2 * LIMIT {
+            if state.said + text.len() <= LIMIT {
+                state.said += text.len();
                 state.last_line.break_line(&mut state.queued);
                 state.queued.extend_from_slice(text.as_bytes());
             }
@@ -256,6 +263,7 @@ impl Shared {
                 let mut state = waited.unwrap_or_else(PoisonError::into_inner);
                 state.writing = true;
                 std::mem::swap(&mut state.queued, &mut batch);
+                state.said = 0;
                 std::mem::take(&mut state.reserved)
             };
             if let Err(error) = write_all(to, &batch) {
@@ -375,10 +383,10 @@ mod tests {
         runtime().block_on(stream.write(Some(&rank), b"rest"));
         stream.end(&rank);
         assert!(is_flushed_in(&stream, LONG));
-        drop(stream);
-        let mut bytes = [0; 32];
-        let count = reader.read(&mut bytes).expect("read");
-        assert!(b"0> half\nryz: message\n0> rest\n".starts_with(&bytes[..count]));
+        let wanted = b"0> half\nryz: message\n0> rest\n";
+        let mut bytes = vec![0; wanted.len()];
+        reader.read_exact(&mut bytes).expect("read");
+        assert_eq!(bytes, wanted);
     }
 
     proptest::proptest! {

@@ -18,7 +18,7 @@ section! {
         max_restarts: u32 = "0",
         /// The folder for each rank's output, in `rank-R/stdout.log` and `stderr.log`; unset, output is only forwarded.
         log_dir: Option<PathBuf> = "",
-        /// The ranks whose output is shown: `all`, `none`, or ranks with commas between. `launch.log_dir` still receives the output
+        /// The ranks whose output is shown: `all`, `none`, or ranks separated by commas. `launch.log_dir` still receives the output
         /// of every rank.
         show_ranks: ShownRanks = "all",
         /// The time that ranks have to exit after a signal, before SIGKILL.

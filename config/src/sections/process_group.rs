@@ -15,8 +15,7 @@ section! {
         /// The size of the bucket in which `all_reduce_coalesced` packs small arrays. 0B turns packing off. GPUs never pack.
         coalesce: ByteSize = "25MiB",
         /// For GPUs of one node that NVLink connects: use our own kernels, which access the memory of peers, for all-reduces,
-        /// all-gathers and reduce-scatters. They are measured to be faster than NCCL for 2 ranks; for more, `ryz tune` measures
-        /// it.
+        /// all-gathers, reduce-scatters and broadcasts, where they are faster than NCCL; `ryz tune` checks that on this machine.
         peer_memory: bool = "true",
         /// The measured table of paths: a file of `ryz tune`; auto: the table that `ryz tune --apply` wrote, if it exists and
         /// fits this machine; off: none. The value of rank 0 applies to all ranks.

@@ -12,7 +12,7 @@ section! {
         interface: Option<String> = "",
         /// The local address on which peers connect; overrides `process_group.tcp.interface`.
         bind: Option<IpAddr> = "",
-        /// The all-reduce algorithm. If all ranks are on one host, any value but `auto` keeps their links on sockets.
+        /// The algorithm on CPUs, for every operation that has it. If all ranks are on one host, any value but `auto` keeps their links on sockets.
         algorithm: AlgorithmChoice = "auto",
         /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where larger buffers
         /// would only exceed the CPU cache, and the kernel's auto-tuning between hosts. At least 64KiB: with less, parts of a

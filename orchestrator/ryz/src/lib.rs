@@ -7,7 +7,7 @@ pub mod generate;
 pub mod interconnect;
 pub mod output_file;
 pub mod plan;
-pub mod render;
+pub(crate) mod render;
 pub mod topo;
 pub mod trace;
 pub mod tune;

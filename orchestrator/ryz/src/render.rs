@@ -40,7 +40,7 @@ fn limits(request: u64) -> (ByteSize, u64) {
 ///
 /// # Errors
 /// Returns the error of the template, or the limit that it exceeds.
-pub fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, Error> {
+pub(crate) fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, Error> {
     let file = template.file().to_owned();
     let request = Request { template: template.clone(), messages: messages.to_vec(), now: ChatTime::now() };
     let rendered = serde_json::to_vec(&request).map_err(|error| error.to_string()).and_then(|request| {
@@ -55,7 +55,7 @@ pub fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, E
 
 /// Gives a request to a new process. Returns its status and what it wrote on standard output and standard error.
 fn run(request: &[u8]) -> std::io::Result<(ExitStatus, Vec<u8>, String)> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new("/proc/self/exe");
     command.arg(NAME).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = command.spawn()?;
     if let Some(mut stdin) = process.stdin.take() {

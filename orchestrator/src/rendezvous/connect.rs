@@ -279,6 +279,7 @@ fn from_master_address(
 /// Looks a name up until the deadline: the name of another host may be known only after that host has started.
 fn resolve(server: &HostPort, deadline: Instant) -> Result<SocketAddr> {
     let started = Instant::now();
+    let mut is_told = false;
     loop {
         let why = match (server.host(), server.port()).to_socket_addrs().map(|mut addresses| addresses.next())
         {
@@ -293,6 +294,12 @@ fn resolve(server: &HostPort, deadline: Instant) -> Result<SocketAddr> {
                 server.host(),
                 started.elapsed()
             )));
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!(
+                "MASTER_ADDR: `{}` has no address yet; looking it up until rendezvous.timeout",
+                server.host()
+            );
         }
         std::thread::sleep(LOOKUP_INTERVAL);
     }

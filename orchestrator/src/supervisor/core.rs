@@ -69,6 +69,8 @@ pub(crate) struct Policy {
     pub exit_window: Duration,
     /// Maximum number of restarts of the job.
     pub max_restarts: u32,
+    /// True if all ranks of the job are on this node.
+    pub is_whole: bool,
 }
 
 /// An event of the job.
@@ -394,21 +396,29 @@ impl Core {
         Some(FirstFailure { rank, exit, stopped, gave_up, code })
     }
 
-    /// Returns the rank that a rank gave up because of: the one that it blames, or else one that could not do its part. That is
-    /// one that is stopped, or that left with success before, or the only one that has not failed.
+    /// Returns the rank that a rank gave up because of: one that is stopped, the one that it blames, or else, if it blames none, one
+    /// that left with success before, or the only one that has not failed. Ranks of other nodes are unknown here, so the last two
+    /// hold only without other nodes.
     fn culprit(&self, gave_up: Rank) -> Option<Rank> {
+        let failed = self.exits.get(&gave_up)?;
         let is_there = |rank: &Rank| self.exits.get(rank).is_none_or(|ended| ended.requested);
+        let blamed = self.blamed(gave_up);
         let mut stopped = self.stopped.keys().copied().filter(is_there);
-        let blamed = self.blamed(gave_up).filter(is_there);
-        if let Some(rank) = blamed.filter(|rank| self.stopped.contains_key(rank)).or_else(|| stopped.next()) {
+        let is_stopped = |rank: &Rank| is_there(rank) && self.stopped.contains_key(rank);
+        if let Some(rank) = blamed.filter(is_stopped).or_else(|| stopped.next()) {
             return Some(rank);
         }
-        let failed = self.exits.get(&gave_up)?;
+        if let Origin::Rank(_) = failed.origin {
+            let has_left = |rank: &Rank| self.exits.get(rank).is_some_and(|ended| ended.exit.is_success());
+            return blamed.filter(|rank| is_there(rank) || has_left(rank));
+        }
         let left = self.exits.iter().filter(|(_, e)| e.exit.is_success() && e.sequence < failed.sequence);
         let mut others = self.ranks.iter().copied().filter(is_there);
-        blamed
-            .or_else(|| left.min_by_key(|(_, ended)| ended.sequence).map(|(rank, _)| *rank))
-            .or_else(|| others.next().filter(|_| others.next().is_none()))
+        let inferred = left
+            .min_by_key(|(_, ended)| ended.sequence)
+            .map(|(rank, _)| *rank)
+            .or_else(|| others.next().filter(|_| others.next().is_none()));
+        inferred.filter(|_| self.policy.is_whole)
     }
 
     /// Follows the blame from `rank` to its end. Ranks of other nodes are unknown here, and ranks may blame each other in a circle:

@@ -176,6 +176,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Waits until the streams have been read to their end, for this time at most: a process that the writer left behind may hold one
+/// open.
+pub(super) fn wait_for_end(readers: &[&JoinHandle<()>], most: Duration) {
+    let deadline = std::time::Instant::now() + most;
+    while !readers.iter().all(|reader| reader.is_finished()) && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless the
 /// launcher's own output is blocked.
 pub(super) fn drain(readers: &[JoinHandle<()>], patience: Duration) {

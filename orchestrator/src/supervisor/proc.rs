@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-/// The number of ticks of the kernel's clock per second in /proc, the same on every Linux.
-const TICKS: u64 = 100;
-
 /// One process.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
@@ -77,7 +74,10 @@ fn parse(pid: u32, stat: &[u8]) -> Option<Process> {
         group: u32::try_from(number(5)?).ok()?,
         state: fields.first()?.chars().next()?,
         name: head.split_once('(')?.1.to_owned(),
-        cpu: Duration::from_millis((number(14).unwrap_or(0) + number(15).unwrap_or(0)) * (1000 / TICKS)),
+        cpu: Duration::from_millis(
+            (number(14).unwrap_or(0) + number(15).unwrap_or(0)) * 1000
+                / rustix::param::clock_ticks_per_second(),
+        ),
         resident_bytes: number(24).unwrap_or(0) * rustix::param::page_size() as u64,
     })
 }

@@ -64,7 +64,7 @@ impl RankProcess {
         let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors)?;
         let pid = Pid::from_child(&child);
         let sink = |stream: &Stream, number: usize| {
-            if !job.config.launch.show_ranks.includes(rank.0) {
+            if job.output != RankOutput::Direct && !job.config.launch.show_ranks.includes(rank.0) {
                 return None;
             }
             let color = match job.output {
@@ -97,11 +97,10 @@ impl RankProcess {
         Self { exit: Some(Exit::NotStarted), spawn_error: Some(error), ..Self::default() }
     }
 
-    /// Returns the end of what it wrote to stderr, or else to stdout, and the name of that stream.
-    pub(super) fn last_output(&self) -> Option<(String, &'static str)> {
+    /// Returns the end of what it wrote to stderr, or else to stdout.
+    pub(super) fn last_output(&self) -> Option<String> {
         let [stdout, stderr] = &self.tails;
-        let streams = [(stderr, "stderr"), (stdout, "stdout")].into_iter();
-        streams.map(|(tail, name)| (output::text(tail), name)).find(|(text, _)| !text.trim().is_empty())
+        [stderr, stdout].into_iter().map(output::text).find(|text| !text.trim().is_empty())
     }
 }
 
@@ -114,8 +113,7 @@ fn prefix(rank: Rank, color: bool) -> String {
 
 /// Settings of glibc's allocator: the number of free bytes that it keeps, and the size up to which arrays are among them. By
 /// default it returns a prompt's activations to the system after each layer, which clears their pages for the next one.
-/// Larger arrays, such as weights, are still returned
-/// immediately. Other allocators ignore both.
+/// Larger arrays, such as weights, are still returned immediately. Other allocators ignore both.
 const ALLOCATOR: [(&str, &str); 2] =
     [("MALLOC_TRIM_THRESHOLD_", "268435456"), ("MALLOC_MMAP_THRESHOLD_", "33554432")];
 
@@ -146,6 +144,11 @@ fn command(job: &Job, rendezvous: &RendezvousHost, rank: Rank, epoch: Epoch) -> 
         .env("LOCAL_RANK", (rank.0 - ranks.start).to_string())
         .env("LOCAL_WORLD_SIZE", ranks.len().to_string())
         .env("GROUP_RANK", job.config.launch.node_rank.to_string())
+        .env("GROUP_WORLD_SIZE", job.config.launch.nnodes.to_string())
+        // As torchrun names them.
+        .env("TORCHELASTIC_RUN_ID", &job.config.job.name)
+        .env("TORCHELASTIC_RESTART_COUNT", epoch.0.saturating_sub(1).to_string())
+        .env("TORCHELASTIC_MAX_RESTARTS", job.config.launch.max_restarts.to_string())
         .env("MASTER_ADDR", rendezvous.address.host())
         .env("MASTER_PORT", rendezvous.master_port.to_string())
         .env("RYZ_RENDEZVOUS", rendezvous.address.to_string())

@@ -1,10 +1,11 @@
 //! The closing report of a job: the root cause first.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 
 use serde::Serialize;
 
-use crate::catalogue::Explanation;
+use crate::catalogue::{self, Explanation};
 use crate::plural;
 use crate::table::{self, Screen, Tone};
 
@@ -119,11 +120,12 @@ impl Failure {
     /// Returns the failure in one line.
     pub(super) fn line(&self) -> String {
         let ended = format!("it {}", describe_exit(self.pid, self.exit_code, self.signal));
-        let first = self.cause.lines().next().unwrap_or_default();
+        let line = catalogue::telling_lines(self.cause.lines(), NonZeroUsize::MIN);
+        let line = line.first().copied().unwrap_or_default();
         if self.cause.starts_with(&ended) {
             return self.subject();
         }
-        format!("{}: {first}", self.subject())
+        format!("{}: {line}", self.subject())
     }
 }
 

@@ -32,7 +32,7 @@ const EXIT_WINDOW: Duration = Duration::from_millis(500);
 /// Timeout for the last lines of output when the launcher's own output is blocked.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Timeout for the last lines of a rank that has failed, which may tell why.
+/// Maximum time to read the last lines of a rank that has failed, which may tell why.
 const LAST_LINES: Duration = Duration::from_millis(100);
 
 /// Interval at which the supervisor examines the reports of ranks.
@@ -51,7 +51,11 @@ pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<Cl
         .enable_all()
         .build()
         .map_err(LaunchError::system("no runtime"))?;
-    runtime.block_on(Supervisor::new(job)?.supervise(lifeline))
+    runtime.block_on(async {
+        // First, because these signals would end this process.
+        let passed_on = PassedOn::listen().map_err(LaunchError::system("cannot listen to signals"))?;
+        Supervisor::new(job)?.supervise(lifeline, passed_on).await
+    })
 }
 
 struct Supervisor<'a> {
@@ -67,7 +71,7 @@ struct Supervisor<'a> {
     left_over: Vec<String>,
     /// What the other ranks did when the first of this epoch failed.
     states: BTreeMap<Rank, String>,
-    /// Number of processes that the kernel had killed for memory before the job began.
+    /// Number of processes that the kernel had killed for memory before the ranks of this epoch started.
     killed_before: Option<u64>,
     /// Heartbeats to the first node, on a node other than the first.
     beats: Option<NodeHeartbeat>,
@@ -97,6 +101,7 @@ impl<'a> Supervisor<'a> {
             grace: job.config.launch.grace,
             exit_window: EXIT_WINDOW,
             max_restarts: job.config.launch.max_restarts,
+            is_whole: ranks.len() == job.world_size()? as usize,
         };
         Ok(Self {
             job,
@@ -109,7 +114,7 @@ impl<'a> Supervisor<'a> {
             descriptors,
             left_over: Vec::new(),
             states: BTreeMap::new(),
-            killed_before: proc::killed_for_memory(),
+            killed_before: None,
             beats: None,
         })
     }
@@ -117,13 +122,13 @@ impl<'a> Supervisor<'a> {
     async fn supervise(
         mut self,
         lifeline: Option<impl Read + Send + 'static>,
+        mut passed_on: PassedOn,
     ) -> Result<ClosingReport, LaunchError> {
         let listen = |kind| signal(kind).map_err(LaunchError::system("cannot listen to signals"));
         let mut child = listen(SignalKind::child())?;
         let mut interrupt = listen(SignalKind::interrupt())?;
         let mut terminate = listen(SignalKind::terminate())?;
         let mut hangup = listen(SignalKind::hangup())?;
-        let mut passed_on = PassedOn::listen().map_err(LaunchError::system("cannot listen to signals"))?;
         let mut lifeline_closed = watch(lifeline);
         let mut endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
@@ -362,27 +367,27 @@ impl<'a> Supervisor<'a> {
 
     /// Reaps every process that ended, orphans included, and tells the core which ranks ended, stopped or continued.
     fn reap(&mut self, now: Duration) -> Vec<Action> {
-        let mut actions = Vec::new();
         let what = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+        let mut seen = Vec::new();
         while let Ok(Some((pid, status))) = wait(what) {
-            let Some((rank, process)) =
-                self.processes.iter_mut().find(|(_, process)| process.pid == Some(pid))
-            else {
+            let found = self.processes.iter_mut().find(|(_, process)| process.pid == Some(pid));
+            let Some((rank, process)) = found else { continue };
+            if let Some(exit) = exit(status)
+                && process.exit.replace(exit).is_some()
+            {
                 continue;
-            };
-            let rank = *rank;
-            let event = if let Some(exit) = exit(status) {
-                if process.exit.replace(exit).is_some() {
-                    continue;
-                }
-                if !exit.is_success() {
-                    output::drain(&process.readers, LAST_LINES);
-                }
-                self.exited(rank, exit)
-            } else if let Some(signal) = status.stopping_signal() {
-                Event::Stopped(rank, signal)
-            } else {
-                Event::Continued(rank)
+            }
+            seen.push((*rank, status));
+        }
+        let has_failed = |process: &&RankProcess| process.exit.is_some_and(|exit| !exit.is_success());
+        let ended = seen.iter().filter_map(|(rank, _)| self.processes.get(rank)).filter(has_failed);
+        output::wait_for_end(&ended.flat_map(|process| &process.readers).collect::<Vec<_>>(), LAST_LINES);
+        let mut actions = Vec::new();
+        for (rank, status) in seen {
+            let event = match (exit(status), status.stopping_signal()) {
+                (Some(exit), _) => self.exited(rank, exit),
+                (None, Some(signal)) => Event::Stopped(rank, signal),
+                (None, None) => Event::Continued(rank),
             };
             actions.extend(self.core.handle(now, event));
         }
@@ -408,9 +413,7 @@ impl<'a> Supervisor<'a> {
         if let Some(rank) = report.as_ref().and_then(|report| report.caused_by) {
             return Origin::Rank(rank);
         }
-        let text = report
-            .map(|report| report.cause)
-            .or_else(|| self.processes.get(&rank)?.last_output().map(|it| it.0));
+        let text = report.map(|report| report.cause).or_else(|| self.processes.get(&rank)?.last_output());
         if text.is_some_and(|text| catalogue::is_echo(&text)) { Origin::Another } else { Origin::Itself }
     }
 
@@ -476,6 +479,7 @@ impl<'a> Supervisor<'a> {
         }
         self.processes.clear();
         self.states.clear();
+        self.killed_before = proc::killed_for_memory();
         self.watch.clear();
         let mut actions = Vec::new();
         for rank in self.job.ranks().unwrap_or_default().map(Rank) {
@@ -541,14 +545,13 @@ impl<'a> Supervisor<'a> {
         let process = self.processes.get(&rank);
         let (exit_code, signal) = parts(exit);
         let written = |rank: Rank| self.processes.get(&rank).and_then(RankProcess::last_output);
-        let told = written(rank).map(|(text, stream)| (catalogue::telling(&text), stream));
+        let told = written(rank).map(|text| catalogue::telling(&text));
         let not_started = process.and_then(|process| process.spawn_error.clone());
         // A program that SIGKILL ends cannot say so: its last words are about something else.
         let is_silenced = signal == Some(number::KILL);
         let accusation = || {
             let reported = accuser.map(|(from, report)| format!("rank {from} reported: {}", report.cause));
-            let wrote =
-                || Some(format!("rank {gave_up} wrote: {}", catalogue::telling(&written(gave_up)?.0)));
+            let wrote = || Some(format!("rank {gave_up} wrote: {}", catalogue::telling(&written(gave_up)?)));
             reported.or_else(|| wrote().filter(|_| gave_up != rank))
         };
         let cause = match (stopped, own) {
@@ -558,7 +561,7 @@ impl<'a> Supervisor<'a> {
             (None, Some(report)) => Some(report.cause.clone()),
             (None, None) if gave_up != rank => accusation(),
             (None, None) if is_silenced => self.killed_for_memory(),
-            (None, None) => not_started.or_else(|| told.clone().map(|(text, _)| text)),
+            (None, None) => not_started.or_else(|| told.clone()),
         };
         let last_call = match own {
             Some(report) => report.last_call.clone(),
@@ -576,7 +579,7 @@ impl<'a> Supervisor<'a> {
             pid,
             exit_code,
             signal,
-            last_output: told.map(|(text, _)| text).filter(|text| *text != cause && own.is_none()),
+            last_output: told.filter(|text| *text != cause && own.is_none()),
             state: self.states.get(&rank).filter(|_| exit.is_none() && stopped.is_none()).cloned(),
             is_reported: own.is_some() && exit.is_some(),
             others_ran: exit.is_some_and(Exit::is_success),
@@ -591,7 +594,7 @@ impl<'a> Supervisor<'a> {
         let killed = proc::killed_for_memory()?.saturating_sub(self.killed_before?);
         (killed > 0).then(|| {
             format!(
-                "the kernel's out-of-memory killer has ended {} on this host since the job began",
+                "memory may have run out: the kernel's out-of-memory killer has ended {} on this host since the ranks started",
                 plural_of(killed as usize, "process", "processes")
             )
         })

@@ -4,6 +4,7 @@
 //! operating system. The orchestrator explains texts with them, and prints them in the troubleshooting page of the book.
 
 use std::borrow::Cow;
+use std::num::NonZeroUsize;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use regex_automata::hybrid::dfa::{Cache, DFA};
@@ -210,7 +211,8 @@ fn without_rank(mut line: &str) -> &str {
 ///
 /// Empty lines and stack traces are left out, unless nothing else is there. If too many lines are left, these are the last ones,
 /// and before them the line that the catalogue explains best.
-pub fn telling_lines<'a>(tail: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
+pub fn telling_lines<'a>(tail: impl IntoIterator<Item = &'a str>, most: NonZeroUsize) -> Vec<&'a str> {
+    let most = most.get();
     let tail: Vec<&str> = tail.into_iter().collect();
     let mut explainer = LineExplainer::default();
     let explained = tail.iter().map(|line| (*line, explainer.explain(line)));

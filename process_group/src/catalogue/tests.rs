@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 
+use std::num::NonZeroUsize;
+
 use super::*;
 
 fn id(text: &str) -> Option<&'static str> {
@@ -65,7 +67,7 @@ frame #9: clone + 0x43 (0x7fd0565ea133 in libc.so.6)
 fn an_abort_is_explained_by_the_error_above_its_frames() {
     assert_eq!(id(ABORT), Some("kernel-went-astray"));
     let first = ABORT.lines().next().expect("a line");
-    assert_eq!(telling_lines(ABORT.lines(), 12), [first]);
+    assert_eq!(telling_lines(ABORT.lines(), NonZeroUsize::new(12).expect("not zero")), [first]);
 }
 
 #[test]
@@ -91,18 +93,27 @@ fn stack_traces_are_left_out_of_the_telling_lines() {
         ("frame #0: a + 0x1 (0x2 in c)", "frame #0: a + 0x1 (0x2 in c)"),
         ("", ""),
     ] {
-        assert_eq!(telling_lines(tail.lines(), 12).join("\n"), expected);
+        assert_eq!(
+            telling_lines(tail.lines(), NonZeroUsize::new(12).expect("not zero")).join("\n"),
+            expected
+        );
     }
 }
 
 #[test]
 fn of_too_many_lines_the_last_stay_and_the_one_that_is_explained_best() {
     let lines = ["one", "CUDA error: out of memory", "two", "Broken pipe (os error 32)", "three", "four"];
-    assert_eq!(telling_lines(lines, 3), ["CUDA error: out of memory", "three", "four"]);
-    assert_eq!(telling_lines(lines, 6), lines);
     assert_eq!(
-        telling_lines(["CUDA error: out of memory", "a", "no route to host"], 2),
+        telling_lines(lines, NonZeroUsize::new(3).expect("not zero")),
+        ["CUDA error: out of memory", "three", "four"]
+    );
+    assert_eq!(telling_lines(lines, NonZeroUsize::new(6).expect("not zero")), lines);
+    assert_eq!(
+        telling_lines(
+            ["CUDA error: out of memory", "a", "no route to host"],
+            NonZeroUsize::new(2).expect("not zero")
+        ),
         ["CUDA error: out of memory", "no route to host"]
     );
-    assert_eq!(telling_lines(["a", "b", "c"], 2), ["b", "c"]);
+    assert_eq!(telling_lines(["a", "b", "c"], NonZeroUsize::new(2).expect("not zero")), ["b", "c"]);
 }

@@ -62,7 +62,7 @@ impl ProcessGroup {
         }
         if buffer.device().is_none() || residual.device().is_none() || weight.device().is_none() {
             return Err(Error::invalid(
-                "all-reduce with norm: the memory of a CudaSlice is not known before it is ordered; pass DeviceBuffers or views",
+                "all-reduce with norm: a CudaSlice is not accepted here; pass a DeviceBuffer or a view",
             ));
         }
         let fingerprint = self.fingerprint(operation, dtype, count)?;

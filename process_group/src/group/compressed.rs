@@ -109,7 +109,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         if values.device().is_none() {
             return Err(Error::invalid(
-                "compressed all-reduce: the memory of a CudaSlice is not known before it is ordered; pass DeviceBuffers or views",
+                "compressed all-reduce: a CudaSlice is not accepted here; pass a DeviceBuffer or a view",
             ));
         }
         let mut memory = self.wire.take().unwrap_or_else(|| WireMemory::new(device));

@@ -312,6 +312,11 @@ impl ProcessGroup {
         lock(&self.inner.core).last
     }
 
+    /// Forgets the last call: a report should name no call that the user did not make.
+    pub(crate) fn forget_last_call(&mut self) {
+        lock(&self.inner.core).last = None;
+    }
+
     /// Ends the worker's current call, and every later one, with this error.
     pub(crate) fn interrupt(&self, error: &Error) {
         self.inner.interrupt(error);

@@ -45,7 +45,13 @@ impl ProcessGroup {
             }
         }
         if !missing.is_empty() {
-            let what = format!("monitored barrier of group `{}`", self.info.name);
+            let own = self.info.members[rank.index()];
+            let late = if missing.contains(&own) {
+                ", which this rank reached after the others had given up,"
+            } else {
+                ""
+            };
+            let what = format!("monitored barrier of group `{}`{late}", self.info.name);
             return Err(Error::Timeout { what, waited: started.elapsed(), missing });
         }
         let first = came.iter().map(|(_, nanos)| *nanos).min().unwrap_or(0);

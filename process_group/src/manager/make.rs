@@ -97,6 +97,7 @@ impl GroupMaker {
                 self.flight.failed();
             })?;
             group.set_timeout(settings.timeout.get());
+            group.forget_last_call();
         }
         Ok(group)
     }

@@ -3,9 +3,9 @@
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum length of a string in the file. The longest token of known models has some hundred bytes.
+/// Maximum length of a string in the file. Far more than a token needs.
 const LONGEST_STRING: usize = 64 << 10;
-/// Maximum factor by which rules may lengthen a text one after the other. Those of known models stay below 200.
+/// Maximum factor by which rules may lengthen a text one after the other. Far more than known models need.
 const MOST_GROWTH: f64 = 4096.0;
 /// The factor that is assumed for a table of replacements.
 const TABLE_GROWTH: f64 = 16.0;

@@ -78,7 +78,7 @@ struct LogEnd {
     skipped_lines: usize,
 }
 
-/// Reads the last whole lines of a log, at most `most` bytes of it, and holds no more than twice as many in memory.
+/// Reads the last whole lines of a log, at most `most` bytes of it, and holds a small multiple of that in memory.
 fn read_end(mut log: impl Read, most: usize) -> io::Result<LogEnd> {
     let mut read = LogEnd { end: Vec::new(), skipped_bytes: 0, skipped_lines: 0 };
     loop {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use ryzanstein_config::{Config, Source};
+use ryzanstein_config::{Config, Source, WorldSize};
 use ryzanstein_orchestrator::console;
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::plural;
@@ -97,8 +97,8 @@ pub(crate) struct Args {
     /// Also write each rank's output to D/rank-R/stdout.log and stderr.log
     #[arg(long, value_name = "D", help_heading = OUTPUT)]
     log_dir: Option<PathBuf>,
-    /// Ranks whose output is shown: all, none, or ranks with commas between [default: all]
-    #[arg(long, alias = "local-ranks-filter", value_name = "RANKS", help_heading = OUTPUT)]
+    /// Ranks whose output is shown: all, none, or ranks separated by commas [default: all]
+    #[arg(long, value_name = "RANKS", help_heading = OUTPUT)]
     show_ranks: Option<String>,
     /// Ranks write their flight records to D/rank-R.json when they fail, for `ryz trace D`
     #[arg(long, value_name = "D", help_heading = OUTPUT)]
@@ -114,7 +114,7 @@ pub(crate) struct Args {
     /// Closing report: text on stderr, or JSON as the last line of stdout
     #[arg(long, value_enum, default_value_t = screen::Format::Table, help_heading = OUTPUT)]
     format: screen::Format,
-    /// Program that every rank runs, and its arguments, perhaps after -- [default: ryz check]
+    /// Program that every rank runs, and its arguments; `--` before it is optional [default: ryz check]
     #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
@@ -126,8 +126,9 @@ impl Args {
         set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
         set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
         set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
-        if let (Some(host), Some(port)) = (&self.master_addr, self.master_port) {
-            let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        if let Some(port) = self.master_port {
+            let host = self.master_addr.as_deref().unwrap_or("127.0.0.1");
+            let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
             let address = Some(format!("{host}:{port}"));
             set_flag(&mut flags, "rendezvous.address", "--master-addr", address);
         }
@@ -188,6 +189,14 @@ impl Args {
         screen.set_log_level(&mut config);
         if config.job.world_size.is_none() {
             return Err(LaunchError::no_world_size().into());
+        }
+        let ranks = config.job.world_size.map_or(0, WorldSize::get);
+        if let Some(rank) = config.launch.show_ranks.beyond(ranks) {
+            let why = format!(
+                "launch.show_ranks (flag --show-ranks): there is no rank {rank}; ranks count from 0 to {}",
+                ranks - 1
+            );
+            return Err(LaunchError::Configuration(why).into());
         }
         let environment = settings::environment();
         let (program, arguments) = if let Some((program, arguments)) = self.program.split_first() {

@@ -21,12 +21,13 @@ mod tune_args;
 mod tune_nccl;
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::error::ContextKind;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
@@ -154,11 +155,10 @@ pub fn run() -> ExitCode {
             let Some(error) = screen::write_error() else {
                 return ExitCode::from(u8::try_from(code).unwrap_or(1));
             };
-            eprintln!(
-                "{} cannot write to standard output: {error}",
-                screen.stderr().paint(Tone::Bad, "error:")
-            );
-            ExitCode::from(1)
+            let label = screen.stderr().paint(Tone::Bad, "error:");
+            // Standard error may be full as well.
+            let _ = writeln!(std::io::stderr(), "{label} cannot write to standard output: {error}");
+            ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))
         }
         Err(error) if rank::is_told_by_the_launcher() => ExitCode::from(exit_code(&error)),
         Err(error) => {
@@ -179,21 +179,25 @@ pub fn run() -> ExitCode {
 
 /// Parses the command line of this process, with the spellings of other launchers.
 fn parse() -> Cli {
-    let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    for argument in &mut arguments {
-        match argument.to_str() {
-            // What follows is another program's.
-            Some("--") => break,
-            Some("-np" | "--np") => *argument = "-n".into(),
-            // `--max_restarts=3`
-            Some(text) if text.starts_with("--") && text.contains('_') => {
-                let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
-                *argument = format!("{}{value}", name.replace('_', "-")).into();
-            }
-            _ => {}
+    // torchrun's flags have underscores too.
+    let also_with_underscores = |argument: clap::Arg| match argument.get_long() {
+        Some(long) if long.contains('-') => {
+            let alias = long.replace('-', "_");
+            argument.alias(alias)
         }
+        _ => argument,
+    };
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(also_with_underscores));
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    // mpirun's flag would be read as `-n p`.
+    if let [_, command, flag, ..] = arguments.as_mut_slice()
+        && *command == *launch::NAME
+        && *flag == *"-np"
+    {
+        *flag = "-n".into();
     }
-    Cli::try_parse_from(arguments).unwrap_or_else(|mut error| {
+    let parsed = command.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|mut error| {
         // It proposes to write a mistyped flag behind `--`, as a value.
         error.remove(ContextKind::Suggested);
         error.exit()

@@ -514,7 +514,8 @@ pub(crate) fn templates() -> Vec<Case> {
         template("{{ range(100000) | join('a' * 100000) }}", memory),
         template("{{ 'a' * 10 ** 9 }}", &["repeated string is too large"]),
         template("{{ range(10 ** 12) | list }}", &["range has too many elements"]),
-        template(loops, &["more than 2000", "steps", "a loop that does not end"]),
+        // On a slow machine, time ends it first.
+        template(loops, &["it takes more than"]),
         template(nested, &["nests values, expressions or blocks too deeply"]),
         template(&format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), &["more than 4096 tokens"]),
         template(&format!("{{{{ {}1{} }}}}", "(".repeat(1000), ")".repeat(1000)), &["recursion limit"]),

@@ -1,6 +1,6 @@
 //! Who is named as the first failure of programs that do not use the library.
 
-use crate::support::{Run, report, text};
+use crate::support::{Run, eventually, report, text};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -8,23 +8,33 @@ use serde_json::Value;
 const LOST: &str = "echo 'RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048' >&2";
 const WAITED: &str = "echo 'RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv operation to complete' >&2";
 
-/// Returns the first failure of three ranks, of which rank 2 runs `odd` and the others run `others`.
-fn first_failure(odd: &str, others: &str) -> (Value, String) {
-    let script = format!("if [ $RANK = 2 ]; then {odd}; else {others}; fi");
-    let output = Run::launch(&["-n", "3", "--format", "json"], &script).finish();
-    (report(&output)["first_failure"].clone(), text(&output.stderr))
+/// Returns the first failure of three ranks, of which rank 2 runs `odd` and the others run `others`. The process id of rank 2 is in the
+/// file `$ODD`.
+fn first_failure(odd: &str, others: &str) -> Value {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("odd");
+    let script =
+        format!("if [ $RANK = 2 ]; then echo $$ > $ODD.new; mv $ODD.new $ODD; {odd}; else {others}; fi");
+    let arguments = ["launch", "-n", "3", "--format", "json", "--", "sh", "-c", &script];
+    let output = Run::new(&arguments, &[("ODD", file.to_str().expect("a path"))]).finish();
+    report(&output)["first_failure"].clone()
 }
+
+/// Waits until rank 2 has ended and the launcher knows.
+const ODD_HAS_LEFT: &str = "until [ -e $ODD ] && ! [ -e /proc/$(cat $ODD) ]; do sleep 0.05; done";
+/// Waits until rank 2 sleeps.
+const ODD_SLEEPS: &str = "until [ -e $ODD ] && grep -q sleep /proc/$(cat $ODD)/comm; do sleep 0.05; done";
 
 #[test]
 fn a_rank_that_leaves_early_with_success_is_named_when_the_others_fail_because_of_it() {
-    let (first, _) = first_failure("exit 0", &format!("sleep 0.5; {LOST}; exit 1"));
+    let first = first_failure("exit 0", &format!("{ODD_HAS_LEFT}; {LOST}; exit 1"));
     assert_eq!((&first["rank"], &first["exit_code"]), (&2.into(), &0.into()), "{first}");
     assert!(first["cause"].as_str().is_some_and(|cause| cause.contains("wrote: RuntimeError")), "{first}");
 }
 
 #[test]
 fn a_rank_that_is_stuck_is_named_with_what_its_process_waits_for() {
-    let (first, _) = first_failure("exec sleep 609", &format!("sleep 0.3; {WAITED}; exit 1"));
+    let first = first_failure("exec sleep 609", &format!("{ODD_SLEEPS}; {WAITED}; exit 1"));
     assert_eq!(first["rank"], 2, "{first}");
     assert!(first["exit_code"].is_null() && first["signal"].is_null(), "{first}");
     assert!(
@@ -35,10 +45,16 @@ fn a_rank_that_is_stuck_is_named_with_what_its_process_waits_for() {
 
 #[test]
 fn a_rank_that_is_stopped_is_named_when_the_others_wait_in_vain() {
-    let script = format!("[ $RANK = 2 ] && exec sleep 610; sleep 2; {WAITED}; exit 1");
-    let run = Run::launch(&["-n", "3", "--format", "json"], &script);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mark = folder.path().join("mark");
+    let wait = "until [ -e $MARK ]; do sleep 0.05; done";
+    let script = format!("[ $RANK = 2 ] && exec sleep 610; {wait}; {WAITED}; exit 1");
+    let arguments = ["launch", "-n", "3", "--format", "json", "--", "sh", "-c", &script];
+    let run = Run::new(&arguments, &[("MARK", mark.to_str().expect("a path"))]);
     let pid = rustix::process::Pid::from_raw(run.wait_for(1, "sleep 610")[0] as i32).expect("a pid");
     rustix::process::kill_process(pid, Signal::STOP).expect("stopped");
+    assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
+    std::fs::write(&mark, "").expect("written");
     let first = report(&run.finish())["first_failure"].clone();
     assert_eq!(first["rank"], 2, "{first}");
     assert_eq!(first["cause"], "its process is stopped (signal 19, SIGSTOP)");
@@ -46,14 +62,14 @@ fn a_rank_that_is_stopped_is_named_when_the_others_wait_in_vain() {
 
 #[test]
 fn an_error_of_its_own_counts_more_than_what_others_do() {
-    let (first, _) = first_failure("exit 0", "sleep 0.3; echo 'ValueError: no such file' >&2; exit 3");
+    let first = first_failure("exit 0", "echo 'ValueError: no such file' >&2; exit 3");
     assert_eq!(first["exit_code"], 3, "{first}");
     assert_ne!(first["rank"], 2, "{first}");
 }
 
 #[test]
 fn the_last_words_before_a_sigkill_are_not_its_cause() {
-    let (first, _) = first_failure("echo all is well >&2; kill -KILL $$", "exec sleep 611");
+    let first = first_failure("echo all is well >&2; kill -KILL $$", "exec sleep 611");
     assert_eq!((&first["rank"], &first["signal"]), (&2.into(), &9.into()), "{first}");
     assert!(!first["cause"].as_str().is_some_and(|cause| cause.contains("all is well")), "{first}");
     assert_eq!(first["last_output"], "all is well");
@@ -64,7 +80,7 @@ fn the_error_is_told_not_the_frames_below_it() {
     let frames: String =
         (0..20).map(|i| format!("echo 'frame #{i}: <unknown function> + 0x1' >&2; ")).collect();
     let error = "echo 'CUDA error: an illegal memory access was encountered' >&2";
-    let (first, _) = first_failure(&format!("{error}; {frames} kill -ABRT $$"), "exec sleep 612");
+    let first = first_failure(&format!("{error}; {frames} kill -ABRT $$"), "exec sleep 612");
     assert_eq!(first["cause"], "CUDA error: an illegal memory access was encountered", "{first}");
 }
 
@@ -91,10 +107,10 @@ fn a_signal_for_the_ranks_reaches_those_that_handle_it_and_ends_nobody() {
     let mark = folder.path().join("mark");
     let mark_text = mark.to_str().expect("a path");
     let run = Run::new(&["launch", "-n", "2", "--", "sh", "-c", script], &[("MARK", mark_text)]);
-    let ready = crate::support::eventually(|| (run.unread()[0] >= 30).then_some(()));
+    let ready = eventually(|| (run.unread()[0] >= 30).then_some(()));
     assert!(ready.is_some(), "not ready");
     run.signal(Signal::USR1);
-    let told = crate::support::eventually(|| (run.unread()[1] > 0).then_some(()));
+    let told = eventually(|| (run.unread()[1] > 0).then_some(()));
     assert!(told.is_some(), "not told");
     std::fs::write(&mark, "").expect("written");
     let output = run.finish();

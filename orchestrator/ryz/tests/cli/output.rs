@@ -63,8 +63,26 @@ fn output_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn a_reader_that_leaves_early_is_no_error() {
-    let mut command = Command::new("sh");
-    let line = "$RYZ config show | head -1; exit ${PIPESTATUS:-0}";
-    let output = command.args(["-c", line]).env("RYZ", ryz()).output().expect("sh runs");
-    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    for arguments in [&["config", "show"][..], &["launch", "-n", "1", "--", "echo", "x"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(ryz());
+        command.args(arguments).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+        let output = command.output().expect("ryz runs");
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn the_arguments_of_a_program_are_its_own() {
+    let program = ["sh", "-c", "echo $0 $1 $2", "--batch_size", "-np", "--no-such-flag"];
+    for before in [&["--max_restarts", "0"][..], &["--max_restarts", "0", "--"]] {
+        let output = Run::new(&[&["launch", "-np", "1"], before, &program].concat(), &[]).finish();
+        assert_eq!(
+            text(&output.stdout),
+            "[rank 0] --batch_size -np --no-such-flag\n",
+            "{}",
+            text(&output.stderr)
+        );
+    }
 }

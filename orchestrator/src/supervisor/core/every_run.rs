@@ -81,7 +81,7 @@ struct SmallJob {
 
 impl SmallJob {
     fn new(ranks: u32, max_restarts: u32, budget: Budget) -> Self {
-        let policy = Policy { grace: GRACE, exit_window: EXIT_WINDOW, max_restarts };
+        let policy = Policy { grace: GRACE, exit_window: EXIT_WINDOW, max_restarts, is_whole: true };
         let core = Core::new(Rank::all(ranks as usize).collect(), policy);
         let Action::Start(epoch) = core.start() else { panic!("a job begins with a start") };
         let mut job = Self {

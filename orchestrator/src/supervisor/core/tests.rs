@@ -5,7 +5,7 @@ fn ms(n: u64) -> Duration {
 }
 
 fn job(ranks: u32, max_restarts: u32) -> Core {
-    let policy = Policy { grace: ms(5000), exit_window: ms(500), max_restarts };
+    let policy = Policy { grace: ms(5000), exit_window: ms(500), max_restarts, is_whole: true };
     Core::new((0..ranks).map(Rank).collect(), policy)
 }
 
@@ -61,7 +61,7 @@ fn the_others_may_exit_by_themselves_then_get_sigterm_then_sigkill() {
 #[test]
 fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
     // (events in the order seen, with their times) → the culprit
-    let cases: [(&[(u64, Event)], u32); 8] = [
+    let cases: [(&[(u64, Event)], u32); 9] = [
         // The plain case: the one seen first.
         (&[(1, ends(2, Exit::Code(3))), (2, ends(0, Exit::Code(4))), (3, ends(1, Exit::Code(5)))], 2),
         // A secondary failure seen before its cause.
@@ -74,6 +74,8 @@ fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
         (&[(1, blames(1, 0)), (2, blames(0, 2)), (3, blames(2, 1))], 1),
         (&[(1, blames(1, 1)), (2, blames(0, 1)), (3, blames(2, 1))], 1),
         (&[(1, blames(1, 9)), (2, blames(0, 9)), (3, blames(2, 1))], 1),
+        // The blamed rank left early, with success; so did another one.
+        (&[(1, ends(1, Exit::Code(0))), (2, ends(0, Exit::Code(0))), (3, blames(2, 0))], 0),
         // The blamed rank left early, with success.
         (&[(1, ends(0, Exit::Code(0))), (2, blames(1, 0)), (3, blames(2, 0))], 0),
     ];
@@ -307,4 +309,17 @@ fn a_rank_that_waited_in_vain_is_the_first_failure_if_nothing_is_known_of_the_ot
     core.handle(ms(501), Event::Tick);
     let actions = core.handle(ms(502), ends(0, Exit::Signal(9)));
     assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(3)))));
+}
+
+#[test]
+fn with_other_nodes_no_rank_is_named_that_is_only_left_over() {
+    for origin in [Origin::Another, Origin::Rank(Rank(9))] {
+        let policy = Policy { grace: ms(5000), exit_window: ms(500), max_restarts: 0, is_whole: false };
+        let mut core = Core::new(vec![Rank(0), Rank(1), Rank(2)], policy);
+        core.handle(ms(0), ends(0, Exit::Code(0)));
+        core.handle(ms(1), Event::Exited { rank: Rank(1), exit: Exit::Code(1), origin });
+        core.handle(ms(501), Event::Tick);
+        let actions = core.handle(ms(502), ends(2, Exit::Signal(15)));
+        assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(1)))), "{origin:?}");
+    }
 }

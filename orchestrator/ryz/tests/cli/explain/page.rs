@@ -11,7 +11,7 @@ const HEAD: &str = "\
 `ryz explain` says what an error means: `ryz explain 'NCCL WARN Call to ibv_create_qp failed'` for one message, `ryz explain - <
 job.log` for a whole log. A command that fails adds the cause and the remedy to its error by itself, as far as the message does
 not say them, and the closing report of `ryz launch` does so for the first failure. This page lists the same entries; for messages
-of other programs, `ryz explain` also states the cause.
+of other programs it has the remedy, and `ryz explain` also the cause.
 
 Messages appear here as the programs print them; names, numbers and paths will differ. Under a launcher, read the **closing
 report** first: it names the first failure, and the others after `then:`. The ranks' own errors are above it, with the prefix
@@ -58,14 +58,15 @@ fn wrapped(text: &str) -> String {
 /// An entry as the page must have it.
 fn written(entry: &Entry) -> String {
     let Entry { id, sample, cause, remedy, source, .. } = entry;
-    // Messages of other programs are many.
-    let cause = match source {
-        Some(_) => String::new(),
-        None => wrapped(&format!("**Cause.** {}", escaped(&sentence(cause)))) + "\n",
+    let remedy = escaped(&sentence(remedy));
+    let (heading, text) = match source {
+        Some(address) => (format!("[{id}]({address})"), wrapped(&remedy)),
+        None => {
+            let cause = wrapped(&format!("**Cause.** {}", escaped(&sentence(cause))));
+            (id.clone(), format!("{cause}\n{}", wrapped(&format!("**Remedy.** {remedy}"))))
+        }
     };
-    let heading = source.as_ref().map_or_else(|| id.clone(), |address| format!("[{id}]({address})"));
-    let remedy = wrapped(&format!("**Remedy.** {}", escaped(&sentence(remedy))));
-    format!("\n### {heading}\n\n```text\n{}\n```\n\n{cause}{remedy}\n", wrapped(sample.trim()))
+    format!("\n### {heading}\n\n```text\n{}\n```\n\n{text}\n", wrapped(sample.trim()))
 }
 
 #[test]
@@ -73,7 +74,16 @@ fn the_page_on_troubleshooting_has_every_known_error() {
     let mut page = HEAD.to_owned();
     for section in sections() {
         let _ = write!(page, "\n## {}\n", section.title);
-        section.entries.iter().for_each(|entry| page += &written(entry));
+        // The numbers of NVIDIA's driver are many, and each stands in its message.
+        let is_xid = |entry: &&Entry| entry.id.starts_with("xid-");
+        section.entries.iter().filter(|entry| !is_xid(entry)).for_each(|entry| page += &written(entry));
+        let xids: Vec<_> =
+            section.entries.iter().filter(is_xid).map(|entry| format!("`{}`", entry.id)).collect();
+        if !xids.is_empty() {
+            let told =
+                format!("`ryz explain` also knows the Xid messages of the kernel log: {}.", xids.join(", "));
+            let _ = write!(page, "\n{}\n", wrapped(&told));
+        }
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/troubleshooting.md");
     if std::env::var_os("UPDATE").is_some() {
