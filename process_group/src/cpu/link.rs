@@ -152,6 +152,11 @@ impl Link {
         rings.is_some_and(|rings| to_read && rings.has_unread() || to_write && rings.has_room())
     }
 
+    /// Returns true if the peer of a link with rings has lately waited on `processor`, as this rank does.
+    pub(super) fn shares_processor(&mut self, processor: u32) -> bool {
+        self.shared.as_mut().is_some_and(|shared| shared.rings.shares_processor(processor))
+    }
+
     /// Notes whether the peer of a link with rings has left.
     pub(super) fn look_at_channel(&mut self) {
         if let Some(shared) = self.shared.as_mut().filter(|_| self.closed.is_none()) {

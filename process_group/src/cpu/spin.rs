@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Time for which a rank without news keeps its processor if there is one for each rank. Then it yields: another program may need
-/// the processor, or the scheduler may have put the peer there. Much less is too short: two ranks on one processor yield to each
+/// Number of looks without news after which ranks that share memory compare their processors: more than an exchange between
+/// ranks that run at the same time takes.
+pub(super) const COMPARE_AFTER: u32 = 32;
+/// Time for which a rank without news keeps its processor, unless it knows that another rank needs it. Then it yields: another
+/// program may need the processor. Much less is too short: two ranks on one processor yield to each
 /// other for milliseconds while another processor is idle, and each yield gives a computing program a whole time slice.
 const ALONE: Duration = Duration::from_micros(20);
 
@@ -16,13 +19,14 @@ pub(crate) struct SpinPolicy {
 }
 
 impl SpinPolicy {
-    /// Returns true if the rank is to look again at once, which it does until `until` at most.
-    pub(super) fn look_again(&self, idle_since: Instant, until: Instant) -> bool {
+    /// Returns true if the rank is to look again at once, which it does until `until` at most. `shares_processor` is true if
+    /// another rank needs this one's processor.
+    pub(super) fn look_again(&self, idle_since: Instant, until: Instant, shares_processor: bool) -> bool {
         let now = Instant::now();
         if now.saturating_duration_since(idle_since) >= self.limit || now >= until {
             return false;
         }
-        if self.yields || now.saturating_duration_since(idle_since) >= ALONE {
+        if self.yields || shares_processor || now.saturating_duration_since(idle_since) >= ALONE {
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::compiled::{Compiled, Copy, Send};
 use super::link::{Link, Sent};
 use super::shared::Doorbell;
-use super::spin::SpinPolicy;
+use super::spin::{COMPARE_AFTER, SpinPolicy};
 use crate::backend::call::Interrupt;
 use crate::error::Result;
 use crate::link::mesh::{Liveness, Peer, Peers};
@@ -138,7 +138,7 @@ impl Run<'_> {
         // A call that only sends does not wait.
         self.look_at_channels(started);
         let mut idle_since = started;
-        let mut looks = 0u32;
+        let (mut looks, mut shares_processor) = (0u32, false);
         let mut asleep_since = None;
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
@@ -165,10 +165,14 @@ impl Run<'_> {
             // The clock is read only after a look without news, not before every look at a socket.
             if looks == 0 {
                 idle_since = Instant::now();
+                shares_processor = false;
             }
             looks += 1;
+            if looks == COMPARE_AFTER {
+                shares_processor = self.shares_processor();
+            }
             let until = ask_at.unwrap_or(look_at).min(look_at).min(self.deadline);
-            if self.context.spin.look_again(idle_since, until) {
+            if self.context.spin.look_again(idle_since, until, shares_processor) {
                 // A peer from which no message is expected may send a control frame.
                 if looks.is_multiple_of(64) {
                     self.look_at_channels(Instant::now());
@@ -195,6 +199,14 @@ impl Run<'_> {
             self.listen()?;
             looks = 0;
         }
+    }
+
+    /// Tells all ranks that share memory on which processor this one waits. Returns true if one of them waits on the same: it can
+    /// continue only if this rank yields.
+    fn shares_processor(&mut self) -> bool {
+        let processor = rustix::thread::sched_getcpu() as u32;
+        // Every peer is told, also after one that shares the processor.
+        self.links.iter_mut().fold(false, |shares, link| link.shares_processor(processor) || shares)
     }
 
     /// Waits as [`wait`](Self::wait) does, in several parts, between which another thread can end the call.

@@ -17,6 +17,8 @@ const CONTROLS: usize = 4096;
 /// Bytes of a control block: those that the writer writes, those that the reader writes, and those that both write.
 const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
+/// The writer's last announcement that it waits: its number in the upper half, and the writer's processor in the lower.
+const WAITS: usize = 8;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
 /// Number of bytes that one end copies before it tells the other, which can continue in the meantime.
@@ -68,6 +70,8 @@ pub(super) struct ByteQueue {
     position: u64,
     /// For the writer: the reader's position at the last look. A look takes the word out of the reader's cache.
     seen_read: u64,
+    /// The number of the last announcement that this end has made or taken.
+    announcement: u32,
 }
 
 impl ByteQueue {
@@ -80,6 +84,7 @@ impl ByteQueue {
             capacity: layout.capacity,
             position: 0,
             seen_read: 0,
+            announcement: 0,
         }
     }
 
@@ -145,6 +150,20 @@ impl ByteQueue {
     /// Publishes the position of this end to the other.
     fn publish(&self, word: usize) {
         self.segment.double_word(self.control + word).store(self.position, Release);
+    }
+
+    /// For the writer: announces that it waits on this processor.
+    fn announce(&mut self, processor: u32) {
+        self.announcement = self.announcement.wrapping_add(1);
+        let word = u64::from(self.announcement) << 32 | u64::from(processor);
+        self.segment.double_word(self.control + WAITS).store(word, Relaxed);
+    }
+
+    /// For the reader: returns the processor of an announcement that it has not taken yet.
+    fn take_announcement(&mut self) -> Option<u32> {
+        let word = self.segment.double_word(self.control + WAITS).load(Relaxed);
+        let number = (word >> 32) as u32;
+        (std::mem::replace(&mut self.announcement, number) != number).then_some(word as u32)
     }
 
     /// Returns the flag with which the writer shows that it waits for room.
@@ -242,5 +261,12 @@ impl ByteQueues {
         self.out.starved().store(1, SeqCst);
         fence(SeqCst);
         !self.out.is_full()
+    }
+
+    /// Announces that this rank waits on `processor`. Returns true if the peer has waited on the same since the last call; each
+    /// announcement counts once, because the peer may run elsewhere by now.
+    pub(in crate::cpu) fn shares_processor(&mut self, processor: u32) -> bool {
+        self.out.announce(processor);
+        self.into.take_announcement() == Some(processor)
     }
 }

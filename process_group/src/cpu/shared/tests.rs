@@ -130,6 +130,17 @@ fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
 }
 
 #[test]
+fn an_announced_processor_counts_once() {
+    let [(mut mine, _), (mut theirs, _)] = pair(false);
+    assert!(!mine.shares_processor(0), "the peer has announced nothing, and not processor 0");
+    assert!(theirs.shares_processor(0));
+    assert!(!theirs.shares_processor(0), "it has been taken");
+    assert!(mine.shares_processor(0), "of several announcements, the last counts");
+    assert!(!theirs.shares_processor(1), "another processor");
+    assert!(mine.shares_processor(1));
+}
+
+#[test]
 fn a_segment_with_another_token_is_refused() {
     let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, false).unwrap());
     let lie = SegmentHandle { token: [9; 32], ..b.introduction() };
