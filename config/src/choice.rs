@@ -82,6 +82,16 @@ choice! {
 }
 
 choice! {
+    /// The processors of the ranks that `ryz launch` starts.
+    BindChoice, "one of auto, none", "none" {
+        /// Each rank gets processors of its own if there are enough.
+        Auto = "auto",
+        /// The ranks share the launcher's processors.
+        None = "none",
+    }
+}
+
+choice! {
     /// The encryption of connections.
     EncryptionChoice, "one of auto, on, off", "on" {
         /// Encrypts all connections except those to loopback addresses and through Unix sockets.

@@ -58,8 +58,8 @@ mod tuning;
 
 pub use bounded::{Fraction, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{
-    AlgorithmChoice, BackendChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat, ModelDType,
-    NcclProfile,
+    AlgorithmChoice, BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat,
+    ModelDType, NcclProfile,
 };
 pub use config::Config;
 #[doc(hidden)]

@@ -1,7 +1,7 @@
 //! `[launch]`
 
 use super::section;
-use crate::ShownRanks;
+use crate::{BindChoice, ShownRanks};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +21,8 @@ section! {
         /// The ranks whose output is shown: `all`, `none`, or ranks separated by commas. `launch.log_dir` still receives the output
         /// of every rank.
         show_ranks: ShownRanks = "all",
+        /// The binding of ranks to processors: `auto` divides those of the launcher among the ranks of this node if there are enough.
+        bind: BindChoice = "auto",
         /// The time that ranks have to exit after a signal, before SIGKILL.
         grace: Duration = "4s",
     }

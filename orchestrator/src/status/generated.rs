@@ -58,6 +58,9 @@ pub struct Rank {
     /// The system call, or the function of the kernel, in which its first thread waits.
     #[prost(string, optional, tag = "12")]
     pub waits_in: ::core::option::Option<::prost::alloc::string::String>,
+    /// The processors that the same process may use, in the format of Linux: `0-3,8`.
+    #[prost(string, optional, tag = "13")]
+    pub cpus: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NoProgress {

@@ -287,6 +287,7 @@ fn rank_json(rank: &Rank) -> Value {
         "process_state": rank.process_state,
         "waits_in": rank.waits_in,
         "cpu_s": rank.cpu_ms.map(seconds),
+        "cpus": rank.cpus,
         "exit_code": rank.exit_code,
         "signal": rank.signal,
         "heartbeat_age_s": rank.heartbeat_age_ms.map(seconds),

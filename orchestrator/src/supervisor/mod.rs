@@ -3,6 +3,7 @@
 //! `core` decides; [`run`](self::run()) acts. [`run_supervisor`] is the launcher, the parent process of the
 //! supervisor: if either of the two is killed, the other ends every rank.
 
+mod affinity;
 pub(crate) mod core;
 mod descendants;
 pub(crate) mod health;

@@ -39,11 +39,19 @@ impl Process {
 
     /// Returns true if the process has a handler for a signal.
     pub(super) fn handles(&self, signal: i32) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let caught = status
-            .lines()
-            .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+        let caught = self.status("SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
         caught.is_some_and(|caught| caught >> (signal - 1) & 1 == 1)
+    }
+
+    /// Returns the processors that its first thread may use, as a list.
+    pub(super) fn cpus(&self) -> Option<String> {
+        self.status("Cpus_allowed_list:")
+    }
+
+    /// Returns the value of a line of its status.
+    fn status(&self, name: &str) -> Option<String> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
     }
 
     /// Returns the system call, or else the function of the kernel, in which its first thread waits.
@@ -169,5 +177,6 @@ mod tests {
         let own = Process::read(std::process::id()).expect("this process");
         assert!(own.resident_bytes > 1 << 20 && matches!(own.state, 'R' | 'S'));
         assert!(Process::all().any(|process| process.pid == own.pid));
+        assert!(own.cpus().is_some_and(|list| list.starts_with(|c: char| c.is_ascii_digit())));
     }
 }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::process::{Pid, Rlimit, WaitStatus};
+use rustix::thread::CpuSet;
 use ryzanstein_process_group::{Epoch, Rank};
 use tokio::task::JoinHandle;
 
@@ -31,7 +32,8 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the job's program as this rank. `descriptors` is its limit on open files.
+    /// Starts the job's program as this rank. `descriptors` is its limit on open files; without `processors`, it
+    /// may use those of the launcher.
     pub(super) fn spawn(
         job: &Job,
         rendezvous: &RendezvousHost,
@@ -39,6 +41,7 @@ impl RankProcess {
         rank: Rank,
         epoch: Epoch,
         descriptors: Rlimit,
+        processors: Option<CpuSet>,
     ) -> io::Result<Self> {
         let mut command = command(job, rendezvous, rank, epoch);
         let log = |name: &str| -> io::Result<Option<Log>> {
@@ -61,7 +64,7 @@ impl RankProcess {
         if is_direct && err_log.is_none() && io::stderr().is_terminal() {
             command.stderr(Stdio::inherit());
         }
-        let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors)?;
+        let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors, processors)?;
         let pid = Pid::from_child(&child);
         let sink = |stream: &Stream, number: usize| {
             if job.output != RankOutput::Direct && !job.config.launch.show_ranks.includes(rank.0) {

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{
     Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
 };
+use rustix::thread::CpuSet;
 use ryzanstein_process_group::{Epoch, Rank};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::affinity;
 use super::core::{Action, Core, Event, Exit, FirstFailure, Origin, Outcome, Policy, signal as number};
 use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
@@ -68,6 +70,8 @@ struct Supervisor<'a> {
     processes: BTreeMap<Rank, RankProcess>,
     /// Limit on open files of the ranks: the launcher's own, before it was raised.
     descriptors: Rlimit,
+    /// The processors of each rank of this node; empty if they share those of this process.
+    processors: Vec<CpuSet>,
     left_over: Vec<String>,
     /// What the other ranks did when the first of this epoch failed.
     states: BTreeMap<Rank, String>,
@@ -107,6 +111,7 @@ impl<'a> Supervisor<'a> {
             job,
             rendezvous: RendezvousHost::new(job)?,
             output: Output::start().map_err(LaunchError::system("no thread for the output of ranks"))?,
+            processors: affinity::of_ranks(&job.config, ranks.len()),
             core: Core::new(ranks, policy),
             watch: Watch::new(heartbeat::interval(job.world_size()?)),
             started: Instant::now(),
@@ -328,6 +333,7 @@ impl<'a> Supervisor<'a> {
             process_state: program.as_ref().map(|program| program.state.to_string()),
             cpu_ms: program.as_ref().map(|program| program.cpu.as_millis() as u64),
             resident_bytes: program.as_ref().map(|program| program.resident_bytes),
+            cpus: program.as_ref().and_then(proc::Process::cpus),
             waits_in: program.filter(|program| program.state != 'R').and_then(|program| program.waits_in()),
             exit_code,
             signal,
@@ -482,15 +488,20 @@ impl<'a> Supervisor<'a> {
         self.killed_before = proc::killed_for_memory();
         self.watch.clear();
         let mut actions = Vec::new();
-        for rank in self.job.ranks().unwrap_or_default().map(Rank) {
-            let process =
-                RankProcess::spawn(self.job, &self.rendezvous, &self.output, rank, epoch, self.descriptors)
-                    .unwrap_or_else(|error| {
-                        RankProcess::not_started(format!(
-                            "cannot run `{}`: {error}",
-                            self.job.program.display()
-                        ))
-                    });
+        for (local_rank, rank) in self.job.ranks().unwrap_or_default().map(Rank).enumerate() {
+            let (descriptors, processors) = (self.descriptors, self.processors.get(local_rank).copied());
+            let process = RankProcess::spawn(
+                self.job,
+                &self.rendezvous,
+                &self.output,
+                rank,
+                epoch,
+                descriptors,
+                processors,
+            )
+            .unwrap_or_else(|error| {
+                RankProcess::not_started(format!("cannot run `{}`: {error}", self.job.program.display()))
+            });
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);
             if failed {

@@ -12,9 +12,10 @@ use rustix::io::FdFlags;
 use rustix::process::{
     Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit,
 };
+use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Starts `command` in a separate process group, with `inherited` left open under its number, and bound to die with the calling
-/// *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
+/// Starts `command` in a separate process group, with `inherited` left open under its number, on these processors, and bound to die
+/// with the calling *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
 ///
 /// # Errors
 /// Returns the operating system's error; `NotFound` and `PermissionDenied` are about the program.
@@ -23,6 +24,7 @@ pub(super) fn spawn(
     command: &mut Command,
     inherited: Arc<impl AsFd + Send + Sync + 'static>,
     descriptors: Rlimit,
+    processors: Option<CpuSet>,
 ) -> io::Result<Child> {
     let launcher = getpid();
     command.process_group(0);
@@ -35,11 +37,15 @@ pub(super) fn spawn(
         rustix::io::fcntl_setfd(inherited.as_fd(), FdFlags::empty())?;
         // The launcher raised its own limit, which a program that uses select() would not expect.
         setrlimit(Resource::Nofile, descriptors)?;
+        if let Some(processors) = &processors {
+            // They may have been taken from the launcher meanwhile. Then the rank runs where the launcher may.
+            let _ = sched_setaffinity(None, processors);
+        }
         Ok(())
     };
     // SAFETY: between fork and exec only async-signal-safe functions may be called. These are plain system calls (prctl,
-    // getppid, fcntl, setrlimit) through rustix, which neither allocates nor locks; the error made of an errno does not
-    // allocate either. What cannot be checked here: that rustix keeps it so.
+    // getppid, fcntl, setrlimit, sched_setaffinity) through rustix, which neither allocates nor locks; the error made of an
+    // errno does not allocate either. What cannot be checked here: that rustix keeps it so.
     unsafe {
         command.pre_exec(prepare);
     }

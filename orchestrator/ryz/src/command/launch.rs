@@ -88,6 +88,9 @@ pub(crate) struct Args {
     /// Whether connections are encrypted: on, off, or auto, which leaves out loopback addresses [default: auto]
     #[arg(long, value_name = "WHEN", help_heading = NODES)]
     encryption: Option<String>,
+    /// Whether each rank gets processors of its own: auto (if there are enough) or none [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    bind: Option<String>,
     /// Maximum number of restarts after a failure, each in a new epoch [default: 0]
     #[arg(long, value_name = "R")]
     max_restarts: Option<String>,
@@ -142,6 +145,7 @@ impl Args {
         }
         set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         set_flag(&mut flags, "security.encryption", "--encryption", self.encryption.as_ref());
+        set_flag(&mut flags, "launch.bind", "--bind", self.bind.as_ref());
         set_flag(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
         let timeout = self.timeout.as_ref().map(|text| {
             let is_seconds = text.parse::<f64>().is_ok();

@@ -374,3 +374,21 @@ fn status_and_metrics_tell_the_memory_and_the_health_of_each_gpu() {
     let output = run.finish();
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
+
+#[test]
+fn each_rank_gets_processors_of_its_own_and_status_shows_them() {
+    let cpus = |bind: &str| {
+        let (_folder, runtime) = private();
+        let launch = ["launch", "-n", "2", "--backend", "tcp", "--bind", bind, "--", "sleep", "600"];
+        let _run = Run::new(&launch, &[("XDG_RUNTIME_DIR", &runtime)]);
+        let job = job_with(&runtime, |job| job["ranks"][1]["cpus"].is_string());
+        [0, 1].map(|rank| job["ranks"][rank]["cpus"].as_str().expect("a list").to_owned())
+    };
+    let [first, second] = cpus("none");
+    assert_eq!(first, second);
+    let [first, second] = cpus("auto");
+    let allowed = rustix::thread::sched_getaffinity(None).expect("this thread's processors").count() as usize;
+    let usable = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    // On one processor, or if a cgroup limits their time, they share all.
+    assert_eq!(first != second, allowed > 1 && usable == allowed, "{first} and {second} of {allowed}");
+}
