@@ -1,7 +1,5 @@
 //! Divides the processors of a host among its ranks, so that the scheduler cannot put two ranks that wait for each other on one.
 
-use std::path::Path;
-
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use ryzanstein_config::{BackendChoice, BindChoice, Config};
 
@@ -36,11 +34,12 @@ pub(super) fn of_ranks(config: &Config, ranks: usize) -> Vec<CpuSet> {
     let near: Option<Vec<usize>> = (0..ranks).map(|rank| *gpus.get(rank)?).collect();
     let next_to_gpus = near.and_then(|near| divide_by_node(&processors, &near));
     let shares = next_to_gpus.unwrap_or_else(|| divide(&processors, ranks));
-    shares.iter().map(|share| share.iter().fold(CpuSet::new(), with)).collect()
+    shares.iter().map(|share| set(share)).collect()
 }
 
-fn with(mut set: CpuSet, processor: &usize) -> CpuSet {
-    set.set(*processor);
+fn set(processors: &[usize]) -> CpuSet {
+    let mut set = CpuSet::new();
+    processors.iter().for_each(|number| set.set(*number));
     set
 }
 
@@ -135,7 +134,7 @@ fn nodes_of_gpus() -> Vec<Option<usize>> {
     }
 }
 
-fn folders(path: impl AsRef<Path>) -> impl Iterator<Item = String> {
+fn folders(path: &str) -> impl Iterator<Item = String> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok())
 }
