@@ -23,11 +23,12 @@ fn compute(host: &Host) {
         .batch(
             &vec![0; positions],
             &SlotMapping::from_position(0, positions),
-            &Rotary::new(64, 1e4, RotaryScaling::None),
+            &Rotary::new(64, 1e4, &RotaryScaling::None),
         )
         .unwrap();
     let mut cache = LayerCache::new(host, [1, 1, positions, 64], DType::F32).unwrap();
-    let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, batch: &batch, window: None };
+    let call =
+        AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, batch: &batch, window: None, norms: None };
     let y = host.attention(ones(&[positions, 4 * 64], DType::F32), &call, &mut cache).unwrap();
     assert!(y.values().unwrap().iter().all(|y| (y - 1.0).abs() < 1e-3));
 }

@@ -88,7 +88,7 @@ impl Expected {
 /// When the settings are wrong or the folder is not writable.
 pub fn write_noise(folder: &Path, config: &str) -> Vec<TensorSpec> {
     std::fs::write(folder.join("config.json"), config).expect("a writable folder");
-    let specs = tensors(&LlamaConfig::from_folder(folder).expect("settings of a model"));
+    let specs = tensors(&LlamaConfig::from_folder(folder).expect("settings of a model")).expect("a model");
     let noise = |spec: &TensorSpec| -> Vec<u8> {
         let count = spec.shape.iter().product::<usize>();
         (0..count).flat_map(|i| (i as f32).sin().to_le_bytes()).collect()

@@ -148,7 +148,7 @@ fn a_result_is_rounded_once_on_a_gpu_too() {
 #[ignore = "needs a GPU"]
 fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
     let (cuda, host) = (cuda(), Host::new(1));
-    let rotary = Rotary::new(8, 1e4, RotaryScaling::None);
+    let rotary = Rotary::new(8, 1e4, &RotaryScaling::None);
     let tokens = [40, 10, 9, 0, 17, 49, 50, u32::MAX];
     for stored in TYPES {
         for out in TYPES {
@@ -257,7 +257,7 @@ fn attend(
     upload: impl Fn(Tensor) -> Tensor,
 ) -> Vec<Tensor> {
     let &Attended { heads, kv_heads, head_dim, window, .. } = case;
-    let rotary = Rotary::new(head_dim, 1e4, RotaryScaling::None);
+    let rotary = Rotary::new(head_dim, 1e4, &RotaryScaling::None);
     let capacity = case.passes.iter().sum();
     let mut cache = LayerCache::new(compute, [1, kv_heads, capacity, head_dim], dtype).unwrap();
     let mut position = 0;
@@ -266,7 +266,7 @@ fn attend(
         let batch =
             compute.batch(&vec![0; count], &SlotMapping::from_position(position, count), &rotary).unwrap();
         position += count;
-        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window };
+        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
         compute.attention(qkv, &call, &mut cache).unwrap()
     };
     case.passes.iter().map(|count| pass(*count)).collect()
@@ -509,7 +509,7 @@ fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
 fn many_sequences_of_different_lengths_attend_to_their_own() {
     let (cuda, host) = (cuda(), Host::new(2));
     let (heads, kv_heads, head_dim) = (8, 2, 64);
-    let rotary = Rotary::new(head_dim, 1e4, RotaryScaling::None);
+    let rotary = Rotary::new(head_dim, 1e4, &RotaryScaling::None);
     // Short ones of one split beside long ones of many.
     let lengths = [1, 700, 64, 2000, 3];
     for dtype in TYPES {
@@ -520,7 +520,8 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
             let mut pass = |slots: &SlotMapping, rows: usize, seed: usize| {
                 let qkv = upload(noise(&[rows, width], seed as u64, dtype));
                 let batch = compute.batch(&vec![0; rows], slots, &rotary).unwrap();
-                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window: None };
+                let call =
+                    AttentionCall { heads, kv_heads, head_dim, batch: &batch, window: None, norms: None };
                 compute.attention(qkv, &call, &mut cache).unwrap()
             };
             for (sequence, length) in lengths.into_iter().enumerate() {

@@ -26,7 +26,8 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
 /// in its memory.
 fn write(folder: &Path) -> std::io::Result<()> {
     std::fs::write(folder.join("config.json"), CONFIG)?;
-    let mut specs = tensors(&LlamaConfig::from_folder(folder).expect("settings of a model"));
+    let mut specs =
+        tensors(&LlamaConfig::from_folder(folder).expect("settings of a model")).expect("a model");
     specs.sort_by(|a, b| a.name.cmp(&b.name));
     let count = |spec: &TensorSpec| spec.shape.iter().product::<usize>();
     let mut end = 0;

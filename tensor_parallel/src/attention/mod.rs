@@ -5,9 +5,10 @@ mod cache;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::cache::KvCache;
-use crate::compute::{AttentionCall, Batch, Compute, LayerCache};
+use crate::compute::{AttentionCall, Batch, Compute, HeadNorms, LayerCache};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
+use crate::norm::RmsNorm;
 pub use crate::rotary::{Rotary, RotaryScaling, RotaryTable};
 use crate::tensor::Tensor;
 
@@ -20,6 +21,8 @@ pub struct ParallelAttention {
     pub output: RowParallelLinear,
     /// Number of positions that a query attends to, including its own; all if there is no window.
     pub window: Option<usize>,
+    /// Norms of each head of the queries and of the keys. Every rank holds the same.
+    pub norms: Option<[RmsNorm; 2]>,
 }
 
 impl ParallelAttention {
@@ -56,6 +59,11 @@ impl ParallelAttention {
             head_dim: self.qkv.head_dim(),
             batch,
             window: self.window,
+            norms: self.norms.as_ref().map(|[queries, keys]| HeadNorms {
+                queries: queries.weight(),
+                keys: keys.weight(),
+                epsilon: queries.epsilon(),
+            }),
         };
         compute.attention(qkv, &call, cache)
     }

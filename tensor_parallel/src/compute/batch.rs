@@ -62,6 +62,16 @@ impl SlotMapping {
         singles.chain(self.runs.iter().map(|run| (run.sequence, run.position + run.tokens)))
     }
 
+    /// Iterates over the position of each row of the batch, and the length of its sequence after the pass.
+    pub(super) fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
+        let of_run = |run: &Run| {
+            let &Run { position, tokens, .. } = run;
+            (position..position + tokens).map(move |at| (at, position + tokens))
+        };
+        let singles = self.single.iter().map(|(_, position)| (*position, position + 1));
+        singles.chain(self.runs.iter().flat_map(of_run))
+    }
+
     /// Returns the parts of a batch, in order.
     pub(super) fn parts(&self) -> Vec<Part> {
         let mut parts = vec![Part { rows: 0..self.single.len(), is_single: true }];
@@ -104,13 +114,16 @@ pub struct Batch {
     slots: SlotMapping,
     /// Number of angles of one position: half the length of a head.
     half: usize,
+    /// Number of rotary frequencies that the memory of the GPU has room for.
+    frequencies: usize,
     memory: Memory,
 }
 
 /// The part of a batch in a GPU's memory.
 #[derive(Debug)]
 pub(super) struct DeviceBatch {
-    /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each.
+    /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each: those of all rows, or, if
+    /// they depend on the length of the sequence, of each single token and run.
     pub(super) state: Block,
     /// Sine and cosine of all angles.
     pub(super) rotations: Block,
@@ -124,21 +137,33 @@ enum Memory {
 
 impl Batch {
     pub(super) fn on_host(tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Self> {
-        let (rows, half) = (tokens.len(), rotary.frequencies().len());
+        let (rows, half) = (tokens.len(), rotary.half());
         slots.check(rows)?;
-        let table = rotary.table(slots.slots().map(|(_, position)| position));
-        Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, memory: Memory::Host(table) })
+        let memory = Memory::Host(rotary.table(slots.positions()));
+        Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, frequencies: 0, memory })
     }
 
     /// Creates a batch for `rows` tokens in slots like these, which [`update_device`](Self::update_device) must set.
-    pub(super) fn on_device(rows: usize, slots: &SlotMapping, half: usize, batch: DeviceBatch) -> Self {
-        Self { tokens: Vec::new(), rows, slots: slots.clone(), half, memory: Memory::Device(batch) }
+    pub(super) fn on_device(
+        rows: usize,
+        slots: &SlotMapping,
+        (half, frequencies): (usize, usize),
+        batch: DeviceBatch,
+    ) -> Self {
+        let memory = Memory::Device(batch);
+        Self { tokens: Vec::new(), rows, slots: slots.clone(), half, frequencies, memory }
     }
 
-    /// Returns an error if number, parts or angles of the tokens differ from those that the batch was created for.
-    pub(super) fn check_update(&self, rows: usize, slots: &SlotMapping, half: usize) -> Result<()> {
+    /// Returns an error if number, parts, angles or frequencies of the tokens differ from those that the batch was created for.
+    pub(super) fn check_update(
+        &self,
+        rows: usize,
+        slots: &SlotMapping,
+        (half, frequencies): (usize, usize),
+    ) -> Result<()> {
         slots.check(rows)?;
-        if rows == self.rows && half == self.half && slots.parts() == self.slots.parts() {
+        let same = (rows, half, frequencies) == (self.rows, self.half, self.frequencies);
+        if same && slots.parts() == self.slots.parts() {
             return Ok(());
         }
         Err(Error::input(format!(

@@ -19,7 +19,7 @@ pub use self::batch::{Batch, Run, SlotMapping};
 pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;
-pub use self::operations::{AttentionCall, Compute, LayerCache};
+pub use self::operations::{AttentionCall, Compute, HeadNorms, LayerCache};
 #[doc(hidden)]
 pub use self::product::instruction_set;
 pub(crate) use self::sizing::Sizing;

@@ -24,6 +24,19 @@ pub struct AttentionCall<'a> {
     pub batch: &'a Batch,
     /// Number of positions that a query attends to, including its own; all if there is no window.
     pub window: Option<usize>,
+    /// Norms of each head of the queries and of the keys, before their rotation.
+    pub norms: Option<HeadNorms<'a>>,
+}
+
+/// Root-mean-square norms of each head of the queries and of the keys. The weights are as long as a head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms<'a> {
+    /// The weight for queries.
+    pub queries: &'a Tensor,
+    /// The weight for keys.
+    pub keys: &'a Tensor,
+    /// A constant that is added to the mean square.
+    pub epsilon: f32,
 }
 
 /// The cache of one layer. Both tensors are `[sequences, kv_heads, capacity, head_dim]`.
@@ -82,6 +95,9 @@ impl LayerCache {
             && [heads, kv_heads, head_dim].iter().all(|n| *n > 0)
             && heads.is_multiple_of(kv_heads)
             && call.window != Some(0)
+            && call
+                .norms
+                .is_none_or(|norms| [norms.queries, norms.keys].iter().all(|w| w.count() == head_dim))
             && batch.tokens().len() == rows
             && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
@@ -159,7 +175,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Computes `silu(gate) × up`; each row of `x` is gate, then up.
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
-    /// Rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the key
+    /// Normalises, where the call has norms, and rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the key
     /// heads, then the value heads; each row of the result is the query heads.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 

@@ -65,9 +65,13 @@ vectorized! {
 
     pub(super) fn rms_norm<'a, T>(row: &'a [T], weight: &'a [f32], epsilon: f32, to: &'a mut [f32]) {
         T::widen_into(row, to);
-        let scale = 1.0 / (sum_of_squares(to) / to.len() as f32 + epsilon).sqrt();
-        for (to, w) in to.iter_mut().zip(weight) {
-            *to = *to * scale * w;
+        normalize(to, weight, epsilon);
+    }
+
+    /// Normalises heads, which are as long as the weight.
+    pub(super) fn normalize_heads<'a>(heads: &'a mut [f32], weight: &'a [f32], epsilon: f32) {
+        for head in heads.chunks_exact_mut(weight.len()) {
+            normalize(head, weight, epsilon);
         }
     }
 
@@ -88,6 +92,15 @@ vectorized! {
         for head in heads.chunks_exact_mut(head_dim) {
             rotary.rotate(index, head);
         }
+    }
+}
+
+/// Computes `x / sqrt(mean(x²) + epsilon) × weight`.
+#[inline(always)]
+fn normalize(x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let scale = 1.0 / (sum_of_squares(x) / x.len() as f32 + epsilon).sqrt();
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x = *x * scale * w;
     }
 }
 

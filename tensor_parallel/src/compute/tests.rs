@@ -77,7 +77,7 @@ fn embedding_gives_zeros_for_what_it_does_not_hold() {
     let table = whole(&[2, 3], 1, DType::BF16);
     let host = Host::new(1);
     let batch = host
-        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0, 4), &Rotary::new(2, 1e4, RotaryScaling::None))
+        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0, 4), &Rotary::new(2, 1e4, &RotaryScaling::None))
         .unwrap();
     let y = host.embed(&table, 4, &batch, DType::F32).unwrap();
     let values = table.values().unwrap();
@@ -96,7 +96,7 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
 
 /// Computes the attention of all positions at once.
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
-    let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
+    let rotary = Rotary::new(4, 10_000.0, &RotaryScaling::None);
     let host = Host::new(threads);
     let mut cache = LayerCache::new(&host, [1, 1, 128, 4], DType::F32).unwrap();
     let mut out = Vec::new();
@@ -106,7 +106,7 @@ fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) 
         let rows = Tensor::new(&[*count, 16], rows, DType::F32).unwrap();
         let batch =
             host.batch(&vec![0; *count], &SlotMapping::from_position(position, *count), &rotary).unwrap();
-        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window };
+        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window, norms: None };
         out.extend_from_slice(&host.attention(rows, &call, &mut cache).unwrap().values().unwrap());
         position += count;
     }
@@ -127,14 +127,15 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
 
 #[test]
 fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_another() {
-    let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
+    let rotary = Rotary::new(4, 10_000.0, &RotaryScaling::None);
     let host = Host::new(2);
     let pass = |cache: &mut LayerCache, slots: SlotMapping, seeds: &[usize]| {
         let rows: Vec<f32> =
             seeds.iter().flat_map(|s| whole(&[16], *s, DType::F32).values().unwrap().into_owned()).collect();
         let rows = Tensor::new(&[seeds.len(), 16], rows, DType::F32).unwrap();
         let batch = host.batch(&vec![0; seeds.len()], &slots, &rotary).unwrap();
-        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window: None };
+        let call =
+            AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window: None, norms: None };
         host.attention(rows, &call, cache).unwrap().values().unwrap().into_owned()
     };
     let mut caches = [(); 2].map(|()| LayerCache::new(&host, [4, 1, 8, 4], DType::F32).unwrap());
@@ -199,11 +200,11 @@ fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
 #[test]
 fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_products_overflow() {
     let host = Host::new(1);
-    let rotary = Rotary::new(4, 1e4, RotaryScaling::None);
+    let rotary = Rotary::new(4, 1e4, &RotaryScaling::None);
     let mut cache = LayerCache::new(&host, [2, 1, 8, 4], DType::F32).unwrap();
     let mut attend = |heads, kv_heads, slots: SlotMapping| {
         let batch = host.batch(&[0, 0], &slots, &rotary)?;
-        let call = AttentionCall { heads, kv_heads, head_dim: 4, batch: &batch, window: None };
+        let call = AttentionCall { heads, kv_heads, head_dim: 4, batch: &batch, window: None, norms: None };
         host.attention(whole(&[2, 16], 1, DType::F32), &call, &mut cache).map(|_| ())
     };
     attend(2, 1, SlotMapping::from_position(0, 2)).unwrap();
@@ -237,8 +238,8 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
 /// Computes attention in f64, over all positions at once: `[position, head, element]`.
 fn reference(qkv: &[f32], [rows, heads, kv_heads, head_dim]: [usize; 4], window: Option<usize>) -> Vec<f64> {
     let width = (heads + 2 * kv_heads) * head_dim;
-    let rotary = Rotary::new(head_dim, 10_000.0, RotaryScaling::None);
-    let table = rotary.table(0..rows);
+    let rotary = Rotary::new(head_dim, 10_000.0, &RotaryScaling::None);
+    let table = rotary.table((0..rows).map(|at| (at, rows)));
     let mut qkv = qkv.to_vec();
     for (i, row) in qkv.chunks_exact_mut(width).enumerate() {
         let (rotated, _) = row.split_at_mut((heads + kv_heads) * head_dim);
@@ -285,7 +286,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
             instruction_set::supported().into_iter().flat_map(|set| cases.map(|case| (set, case)))
         {
             let host = Host::with_instruction_set(2, set);
-            let rotary = Rotary::new(head_dim, 10_000.0, RotaryScaling::None);
+            let rotary = Rotary::new(head_dim, 10_000.0, &RotaryScaling::None);
             let mut cache = LayerCache::new(&host, [1, kv_heads, 256, head_dim], dtype).unwrap();
             let (mut got, mut position) = (Vec::new(), 0);
             for count in [130, 1, 70] {
@@ -293,7 +294,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
                 let part = Tensor::new(&[count, width], part, DType::F32).unwrap();
                 let slots = SlotMapping::from_position(position, count);
                 let batch = host.batch(&vec![0; count], &slots, &rotary).unwrap();
-                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window };
+                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
                 got.extend_from_slice(&host.attention(part, &call, &mut cache).unwrap().values().unwrap());
                 position += count;
             }

@@ -246,13 +246,14 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
                 qkv: QkvParallelLinear::load(loader, "a", shape, true)?,
                 output: RowParallelLinear::load(loader, "o", (HIDDEN, q), RowOptions::default())?,
                 window: None,
+                norms: None,
             };
             let host = Host::new(1);
             let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
             let batch = host.batch(
                 &[0; 5],
                 &SlotMapping::from_position(0, 5),
-                &Rotary::new(4, 1e4, RotaryScaling::None),
+                &Rotary::new(4, 1e4, &RotaryScaling::None),
             )?;
             let x = whole(&[5, HIDDEN], 9);
             attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
@@ -295,7 +296,7 @@ fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
             let batch = host.batch(
                 &[0, last, 3, last / 2],
                 &SlotMapping::from_position(0, 4),
-                &Rotary::new(4, 1e4, RotaryScaling::None),
+                &Rotary::new(4, 1e4, &RotaryScaling::None),
             )?;
             VocabParallelEmbedding::new(weight).forward(&batch, DType::F32, &host, group)
         });
@@ -319,7 +320,7 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
         let batch = host.batch(
             &[1, 100],
             &SlotMapping::from_position(0, 2),
-            &Rotary::new(4, 1e4, RotaryScaling::None),
+            &Rotary::new(4, 1e4, &RotaryScaling::None),
         )?;
         let error = embedding.forward(&batch, DType::F32, &host, group).unwrap_err();
         assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
@@ -359,13 +360,14 @@ fn attention_is_exact_where_softmax_is() {
             qkv: QkvParallelLinear::load(loader, "a", shape, false)?,
             output: RowParallelLinear::load(loader, "o", (HIDDEN, 96), RowOptions::default())?,
             window: Some(2),
+            norms: None,
         };
         let host = Host::new(1);
         let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
         let batch = host.batch(
             &[0; 5],
             &SlotMapping::from_position(0, 5),
-            &Rotary::new(4, 1e4, RotaryScaling::None),
+            &Rotary::new(4, 1e4, &RotaryScaling::None),
         )?;
         let x = whole(&[5, HIDDEN], 9);
         attention.forward(&x, &batch, &mut cache.layers[0], &host, group)

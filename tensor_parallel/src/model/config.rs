@@ -7,6 +7,7 @@ use ryzanstein_config::{ByteSize, file};
 use ryzanstein_process_group::DType;
 use serde_json::{Map, Value};
 
+use super::architecture::{Architecture, Bias, Window};
 use super::config_error::{ConfigError, ModelFileError};
 use super::json::JsonObject;
 use super::rope;
@@ -14,23 +15,12 @@ use crate::error::{Error, Result};
 use crate::python_json;
 use crate::rotary::{Rotary, RotaryScaling};
 
-/// The supported architectures, which differ only in settings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Architecture {
-    /// `LlamaForCausalLM`
-    Llama,
-    /// `MistralForCausalLM`, with a sliding window.
-    Mistral,
-    /// `Qwen2ForCausalLM`, with biases on queries, keys and values, and a window in some layers.
-    Qwen2,
-}
-
 /// All settings of a Llama-like model.
 #[derive(Clone, PartialEq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the settings are independent")]
 pub struct LlamaConfig {
     /// The architecture.
-    pub architecture: Architecture,
+    pub architecture: &'static Architecture,
     /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
     /// Number of features between layers.
@@ -45,7 +35,7 @@ pub struct LlamaConfig {
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
-    /// The maximum sequence length.
+    /// The maximum sequence length: `max_position_embeddings`, or what the scaling of the rotary frequencies extends it to.
     pub max_positions: usize,
     /// A constant that the norms add to the mean square.
     pub norm_epsilon: f32,
@@ -59,6 +49,8 @@ pub struct LlamaConfig {
     pub output_bias: bool,
     /// True if the projections of the MLP have biases.
     pub mlp_bias: bool,
+    /// True if each head of the queries and of the keys is normalised before the rotation.
+    pub head_norms: bool,
     /// True if embedding and head share one matrix.
     pub tied_embeddings: bool,
     /// Number of positions that a query attends to, by layer; all if there is no window.
@@ -114,7 +106,7 @@ impl LlamaConfig {
 
     /// Returns the rotary frequencies.
     pub fn rotary(&self) -> Rotary {
-        Rotary::new(self.head_dim, self.rope_theta, self.rope_scaling)
+        Rotary::new(self.head_dim, self.rope_theta, &self.rope_scaling)
     }
 }
 
@@ -136,17 +128,21 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
     }
 }
 
-fn architecture(keys: &JsonObject<'_>) -> Result<Architecture, ConfigError> {
-    let named = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
-    let name = match named {
-        Some(name) => name,
-        None => keys.text("model_type")?.ok_or(ConfigError::NoArchitecture)?,
-    };
-    match name {
-        "LlamaForCausalLM" | "llama" => Ok(Architecture::Llama),
-        "MistralForCausalLM" | "mistral" => Ok(Architecture::Mistral),
-        "Qwen2ForCausalLM" | "qwen2" => Ok(Architecture::Qwen2),
-        other => Err(ConfigError::Architecture { name: other.into() }),
+fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, ConfigError> {
+    let class = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
+    let model_type = keys.text("model_type")?;
+    let find =
+        |name: &str| Architecture::find(name).ok_or_else(|| ConfigError::Architecture { name: name.into() });
+    match (class, model_type) {
+        (Some(class), Some(model_type)) => {
+            let known = find(class)?;
+            if known.model_type == model_type {
+                return Ok(known);
+            }
+            Err(ConfigError::Architectures { class: class.into(), model_type: model_type.into() })
+        }
+        (Some(name), None) | (None, Some(name)) => find(name),
+        (None, None) => Err(ConfigError::NoArchitecture),
     }
 }
 
@@ -167,7 +163,10 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
     }
     let hidden = keys.required("hidden_size", MOST_FEATURES)?;
     let heads = keys.required("num_attention_heads", MOST_HEADS)?;
-    let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
+    let Architecture { defaults, .. } = architecture;
+    // A missing key takes the default of transformers; an explicit null means as many as query heads.
+    let default = if keys.0.contains_key("num_key_value_heads") { None } else { defaults.kv_heads };
+    let kv_heads = keys.size("num_key_value_heads")?.or(default).unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         return Err(ConfigError::NotDivisible {
             key: "num_attention_heads",
@@ -176,7 +175,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
             divisor: kv_heads,
         });
     }
-    let head_dim = match keys.size_up_to("head_dim", LONGEST_HEAD)? {
+    let head_dim = match keys.size_up_to("head_dim", LONGEST_HEAD)?.or(defaults.head_dim) {
         Some(length) => length,
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
@@ -191,15 +190,14 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
     if !head_dim.is_multiple_of(2) {
         return Err(ConfigError::OddHead { head_dim });
     }
-    let (default_positions, qwen2) = match architecture {
-        Architecture::Llama => (2048, false),
-        Architecture::Mistral => (131_072, false),
-        Architecture::Qwen2 => (32_768, true),
-    };
     let layers = keys.required("num_hidden_layers", MOST_LAYERS)?;
-    let attention_bias = architecture == Architecture::Llama && keys.flag("attention_bias")?;
-    let max_positions = keys.size("max_position_embeddings")?.unwrap_or(default_positions);
-    let (rope_theta, rope_scaling) = rope::parse(keys, max_positions)?;
+    let positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
+    let rope = rope::parse(keys, head_dim, positions)?;
+    let bias = |bias: &Bias| match bias {
+        Bias::Never => Ok(false),
+        Bias::Always => Ok(true),
+        Bias::Key(key) => keys.flag(key),
+    };
     Ok(LlamaConfig {
         architecture,
         vocabulary: keys.required("vocab_size", MOST_TOKENS)?,
@@ -209,15 +207,16 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
         heads,
         kv_heads,
         head_dim,
-        max_positions,
+        max_positions: rope.max_positions,
         norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        rope_theta,
-        rope_scaling,
-        qkv_bias: attention_bias || qwen2,
-        output_bias: attention_bias,
-        mlp_bias: architecture == Architecture::Llama && keys.flag("mlp_bias")?,
+        rope_theta: rope.theta,
+        rope_scaling: rope.scaling,
+        qkv_bias: bias(&architecture.qkv_bias)?,
+        output_bias: bias(&architecture.output_bias)?,
+        mlp_bias: bias(&architecture.mlp_bias)?,
+        head_norms: architecture.head_norms,
         tied_embeddings: keys.flag("tie_word_embeddings")?,
-        sliding_windows: sliding_windows(keys, architecture, layers)?,
+        sliding_windows: sliding_windows(keys, &architecture.window, layers)?,
         eos_tokens: eos_tokens(keys)?.unwrap_or_default(),
         stored_dtype: stored_dtype(keys),
     })
@@ -225,24 +224,21 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
 
 fn sliding_windows(
     keys: &JsonObject<'_>,
-    architecture: Architecture,
+    layers_with: &Window,
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     // A missing key takes the default of transformers; an explicit null means no window.
     let window =
         if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
-    let (window, first) = match architecture {
-        Architecture::Llama => (None, 0),
-        Architecture::Mistral => (window, 0),
-        Architecture::Qwen2 if !keys.flag("use_sliding_window")? => (None, 0),
-        Architecture::Qwen2 => {
-            let first = keys.get("max_window_layers").and_then(Value::as_u64).unwrap_or(28);
+    let (window, first) = match layers_with {
+        Window::Never => return Ok(vec![None; layers]),
+        Window::Layers => (window, 0),
+        Window::Switched if !keys.flag("use_sliding_window")? => (None, 0),
+        Window::Switched => {
+            let first = keys.optional("max_window_layers", "a whole number", Value::as_u64)?.unwrap_or(28);
             (window, first as usize)
         }
     };
-    if architecture == Architecture::Llama {
-        return Ok(vec![None; layers]);
-    }
     let Some(types) = keys.get("layer_types") else {
         return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
     };

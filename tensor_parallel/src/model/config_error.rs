@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::architecture::Architecture;
+
 /// An error in a file of a model folder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -85,12 +87,24 @@ pub enum ConfigError {
     },
     /// An architecture that is not supported.
     #[error(
-        "architecture `{}` is not supported; supported are LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM",
-        shortened(.name)
+        "architecture `{}` is not supported; supported are {}",
+        shortened(.name), Architecture::list(|known| known.class, "and")
     )]
     Architecture {
         /// The name in the file.
         name: String,
+    },
+    /// A class and a `model_type` of different architectures.
+    #[error(
+        "`architectures` has `{class}` and `model_type` is `{}`, which do not belong together; fetch the config.json that \
+         belongs to the weights",
+        shortened(.model_type)
+    )]
+    Architectures {
+        /// The class in the file.
+        class: String,
+        /// The `model_type` in the file.
+        model_type: String,
     },
     /// A missing architecture.
     #[error(
@@ -122,10 +136,38 @@ pub enum ConfigError {
         key: &'static str,
     },
     /// A scaling of rotary frequencies that is not supported.
-    #[error("rope type `{name}` is not supported, only default, linear and llama3")]
+    #[error("rope type `{}` is not supported, only {}", shortened(.name), super::rope::TYPES.join(", "))]
     RopeType {
         /// The name in the file.
         name: String,
+    },
+    /// `rope_parameters` and `rope_scaling` that say different things.
+    #[error(
+        "`rope_parameters` and `rope_scaling` contradict each other, each with its own `rope_theta` or that next to it; remove \
+         the one that does not belong to the weights"
+    )]
+    RopeTwice,
+    /// A list of factors whose length is not the number of rotary frequencies.
+    #[error(
+        "`{key}` must be a list of {frequencies} positive numbers, one for each pair of elements of a head"
+    )]
+    RopeFactorList {
+        /// The key.
+        key: &'static str,
+        /// Number of rotary frequencies.
+        frequencies: usize,
+    },
+    /// Rotary frequencies that are not finite numbers.
+    #[error(
+        "`rope_theta` {theta} with heads of {head_dim} elements and rope type {kind} gives no finite frequencies"
+    )]
+    RopeInfinite {
+        /// `rope_theta`
+        theta: f64,
+        /// Length of one head.
+        head_dim: usize,
+        /// The type.
+        kind: &'static str,
     },
     /// Limits of rotary frequencies in the wrong order.
     #[error("`high_freq_factor` {high} must be greater than `low_freq_factor` {low}")]

@@ -6,13 +6,13 @@ use ryzanstein_process_group::DType;
 
 use super::config::LlamaConfig;
 use super::llama::Llama;
-use crate::checkpoint::{Loader, ShardedTensor, WeightSource};
+use super::plan::NamedTensors;
+use crate::checkpoint::Loader;
 use crate::compute::Sizing;
 use crate::compute::cuda::FIXED_BYTES;
 use crate::error::{Error, Result};
 use crate::gpu::class;
 use crate::shard;
-use crate::tensor::Tensor;
 
 /// The memory of one rank on a GPU, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ pub fn footprint(
 ) -> Result<Footprint> {
     let compute = Sizing::default();
     let kept = compute.kept();
-    let mut source = NoWeights;
+    let mut source = NamedTensors::default();
     let mut loader = Loader::new(&mut source, 0, world_size, dtype);
     let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
     let weights = kept.load(Ordering::Relaxed);
@@ -77,15 +77,6 @@ fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
     (kv_cache as f64 * share) as u64
 }
 
-/// A source that leaves all weights unchanged.
-struct NoWeights;
-
-impl WeightSource for NoWeights {
-    fn fill(&mut self, _: &ShardedTensor<'_>, _: &mut Tensor, _: usize) -> Result<()> {
-        Ok(())
-    }
-}
-
 /// Widths of the tensors of a forward pass on one rank, in elements.
 struct Pass {
     hidden: usize,
@@ -96,6 +87,8 @@ struct Pass {
     vocabulary_share: usize,
     world_size: usize,
     head_dim: usize,
+    /// True if the rotary frequencies depend on the length of a sequence.
+    depends_on_length: bool,
     /// Size of an activation in bytes.
     size: usize,
     /// True if a bias is added in f32 before the result of several rows is rounded to its type.
@@ -117,6 +110,7 @@ impl Pass {
             vocabulary_share: shard::padded_vocabulary(config.vocabulary, world_size) / world_size,
             world_size,
             head_dim: config.head_dim,
+            depends_on_length: config.rotary().depends_on_length(),
             size: dtype.size(),
             wide_qkv: is_half && config.qkv_bias,
             wide_mlp: is_half && config.mlp_bias,
@@ -131,8 +125,9 @@ impl Pass {
         };
         let f32 = size_of::<f32>();
         let of = |width| block(rows, width, self.size);
-        // Slots and tokens, with the frequencies; sines and cosines.
-        let batch = block(1, 3 * rows + self.head_dim / 2, f32)? + block(rows, self.head_dim, f32)?;
+        // Slots and tokens, with the frequencies, which may differ by sequence; sines and cosines.
+        let frequencies = if self.depends_on_length { logits } else { 1 }.checked_mul(self.head_dim / 2)?;
+        let batch = block(1, 3 * rows + frequencies, f32)? + block(rows, self.head_dim, f32)?;
         let (hidden, qkv, queries) = (of(self.hidden)?, of(self.qkv)?, of(self.queries)?);
         let (inner, gate_up) = (of(self.intermediate)?, of(2 * self.intermediate)?);
         let wide = |is_wide: bool, width| if is_wide && rows > 1 { block(rows, width, f32) } else { Some(0) };

@@ -74,6 +74,11 @@ impl Block {
         let &LlamaConfig { hidden, heads, kv_heads, head_dim, norm_epsilon, .. } = config;
         let shape = QkvShape { hidden, heads, kv_heads, head_dim };
         let options = RowOptions { bias: config.output_bias, ..RowOptions::default() };
+        let mut head_norm = |name| RmsNorm::load(loader, &within(name), head_dim, norm_epsilon);
+        let norms = config
+            .head_norms
+            .then(|| Ok::<_, Error>([head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?]))
+            .transpose()?;
         Ok(Self {
             attention_norm: RmsNorm::load(loader, &within("input_layernorm"), hidden, norm_epsilon)?,
             attention: ParallelAttention {
@@ -85,6 +90,7 @@ impl Block {
                     options,
                 )?,
                 window: config.sliding_windows[layer],
+                norms,
             },
             mlp_norm: RmsNorm::load(loader, &within("post_attention_layernorm"), hidden, norm_epsilon)?,
             mlp: ParallelMlp::load(loader, &within("mlp"), hidden, config.intermediate, config.mlp_bias)?,

@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::config::{LlamaConfig, read_folder};
 use super::groups::{self, ModelGroups, stage_of};
 use super::llama::Llama;
-use super::plan::{check_stages, check_world_size, stage_tensors, tensors, unused};
+use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
 use super::stage::Stage;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
 use crate::compute::{self, Compute, SlotMapping, instruction_set};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
+use crate::shard;
 use crate::tensor::Tensor;
 
 /// Data that ranks must agree on, or receive from the root, before they load weights.
@@ -49,16 +50,35 @@ impl Place {
     }
 }
 
+/// Who reads a folder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// The first of all ranks, which logs on behalf of all.
+    First,
+    Other,
+    /// The only rank, on behalf of all.
+    Root,
+}
+
 /// Reads and checks everything except the values of the weights.
-fn prepare(directory: &Path, dtype: Option<DType>, place: Place) -> Result<(Plan, LlamaConfig, Checkpoint)> {
+fn prepare(
+    directory: &Path,
+    dtype: Option<DType>,
+    place: Place,
+    reader: Reader,
+) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
-    let parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
+    let mut parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
     check_world_size(&parsed, place.world_size)?;
     check_stages(&parsed, place.stage.count)?;
     let checkpoint = Checkpoint::open(directory)?;
-    let specs = tensors(&parsed);
+    parsed.tied_embeddings = is_tied(&checkpoint, &parsed, place, reader)?;
+    let specs = tensors(&parsed)?;
     for spec in &specs {
         checkpoint.check(&spec.name, &spec.shape)?;
+    }
+    if reader != Reader::Other {
+        warn_of_unused(&checkpoint, &unused(&parsed, &specs, checkpoint.names()));
     }
     let matrices = specs.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.as_str());
     let stored = checkpoint.common_dtype(matrices)?;
@@ -66,6 +86,28 @@ fn prepare(directory: &Path, dtype: Option<DType>, place: Place) -> Result<(Plan
     // With f32 activations, weights keep their stored type: a product widens them on the fly, exactly.
     let weights = if activations == DType::F32 { stored } else { activations };
     Ok((Plan { config, generation, weights, activations }, parsed, checkpoint))
+}
+
+/// Returns true if embedding and head share one matrix. As in transformers, they do not if the checkpoint has both and they differ.
+///
+/// A rank compares only the rows that it loads, so ranks may decide differently, with the same results.
+fn is_tied(checkpoint: &Checkpoint, config: &LlamaConfig, place: Place, reader: Reader) -> Result<bool> {
+    if !config.tied_embeddings || !checkpoint.contains(HEAD) || !checkpoint.contains(EMBEDDING) {
+        return Ok(config.tied_embeddings);
+    }
+    let shape = [config.vocabulary, config.hidden];
+    let mut shards = shard::split_vocabulary(config.vocabulary, place.world_size);
+    let rows =
+        if reader == Reader::Root { 0..config.vocabulary } else { shards.swap_remove(place.rank).real };
+    let are_equal = checkpoint.has_equal_rows([EMBEDDING, HEAD], &shape, rows)?;
+    if !are_equal {
+        tracing::warn!(
+            folder = %checkpoint.directory().display(),
+            "`tie_word_embeddings` is true, but `{HEAD}` differs from `{EMBEDDING}`, so they are not tied; set it to false in \
+             config.json, or remove `{HEAD}` from the checkpoint"
+        );
+    }
+    Ok(are_equal)
 }
 
 impl Llama {
@@ -112,15 +154,13 @@ impl Llama {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
         let place = Place::of(groups);
-        let prepared = prepare(directory, dtype, place).and_then(|model| Ok((model, more()?)));
+        let reader = if is_first(groups) { Reader::First } else { Reader::Other };
+        let prepared = prepare(directory, dtype, place, reader).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
             check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), groups)?;
         check_instruction_sets(groups)?;
-        if is_first(groups) {
-            warn_of_unused(&checkpoint, &config);
-        }
         let source = LocalSource { checkpoint: &checkpoint, rank: place.rank };
-        let all = stage_tensors(&config, place.stage).len();
+        let all = stage_tensors(&config, place.stage)?.len();
         let mut source = ObservedSource { source, read: 0, all, on_tensor };
         let compute = compute::for_group(groups.world());
         let model = compute.and_then(|compute| build(config, &plan, compute, &mut source, place));
@@ -159,21 +199,19 @@ impl Llama {
         let world = groups.world();
         let prepared = match directory {
             _ if world.rank() != root => None,
-            Some(directory) => Some(prepare(directory, dtype, place)),
+            Some(directory) => Some(prepare(directory, dtype, place, Reader::Root)),
             None => Some(Err(ConfigurationError::NoFolder.into())),
         };
         let told = prepared.as_ref().map(|p| match p {
-            Ok((plan, ..)) => Ok(plan.clone()),
+            Ok((plan, config, _)) => Ok((plan.clone(), config.tied_embeddings)),
             Err(error) => Err(RemoteError::from(error)),
         });
         check_instruction_sets(world)?;
-        let told: Result<Plan, RemoteError> = world.broadcast_object(told.as_ref(), root)?;
+        let told: Result<(Plan, bool), RemoteError> = world.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
-        let plan = told.map_err(|source| Error::Peer { rank: world.members()[root.index()], source })?;
-        let config = plan.parse(Path::new("config.json"))?;
-        if let Some(checkpoint) = &checkpoint {
-            warn_of_unused(checkpoint, &config);
-        }
+        let (plan, tied_embeddings) =
+            told.map_err(|source| Error::Peer { rank: world.members()[root.index()], source })?;
+        let config = LlamaConfig { tied_embeddings, ..plan.parse(Path::new("config.json"))? };
         // The root sends to every rank and every rank waits for the root, so all must be ready.
         let compute = check_all_ranks(compute(world), world)?;
         let mut source = RootSource::new(checkpoint.as_ref(), root, place.rank, world);
@@ -245,8 +283,7 @@ impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
 }
 
 /// Warns of tensors that the model does not use: if they are needed, its results are wrong.
-fn warn_of_unused(checkpoint: &Checkpoint, config: &LlamaConfig) {
-    let unused = unused(config, checkpoint.names());
+fn warn_of_unused(checkpoint: &Checkpoint, unused: &[&str]) {
     if !unused.is_empty() {
         tracing::warn!(
             folder = %checkpoint.directory().display(),

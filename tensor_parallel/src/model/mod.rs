@@ -1,5 +1,6 @@
 //! Whole architectures, built from the layers.
 
+mod architecture;
 mod config;
 pub(crate) mod config_error;
 mod decoder;
@@ -13,7 +14,8 @@ mod report;
 mod rope;
 mod stage;
 
-pub use self::config::{Architecture, LlamaConfig};
+pub use self::architecture::{ARCHITECTURES, Architecture};
+pub use self::config::LlamaConfig;
 pub use self::config_error::{ConfigError, ModelFileError};
 pub use self::decoder::{Decoder, Passes};
 #[doc(hidden)]

@@ -2,10 +2,20 @@
 
 use std::collections::HashSet;
 
+use ryzanstein_process_group::DType;
+
 use super::config::LlamaConfig;
+use super::llama::Llama;
 use super::stage::Stage;
+use crate::checkpoint::{Loader, ShardedTensor, WeightSource};
+use crate::compute::Sizing;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::{self, ShardError};
+use crate::tensor::Tensor;
+
+/// The embedding, and the head if it has a matrix of its own.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// One tensor of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,56 +26,46 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
 }
 
+/// A source without weights, which lists the tensors that a model loads.
+#[derive(Default)]
+pub(super) struct NamedTensors(Vec<TensorSpec>);
+
+impl WeightSource for NamedTensors {
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, _: &mut Tensor, _: usize) -> Result<()> {
+        self.0.push(TensorSpec { name: tensor.name.into(), shape: tensor.shape.into() });
+        Ok(())
+    }
+}
+
 /// Returns all tensors that the model needs, embedding first.
-pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
+///
+/// # Errors
+/// Returns the errors of [`stage_tensors`].
+pub fn tensors(config: &LlamaConfig) -> Result<Vec<TensorSpec>> {
     stage_tensors(config, Stage::default())
 }
 
 /// Returns all tensors that a stage needs. A tied embedding is also the head of the last stage.
-pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Vec<TensorSpec> {
-    let mut all = Vec::new();
-    let mut add = |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.into() });
-    let (hidden, intermediate) = (config.hidden, config.intermediate);
-    let (queries, kvs) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    if stage.is_first() || (stage.is_last() && config.tied_embeddings) {
-        add("model.embed_tokens.weight".into(), &[config.vocabulary, hidden]);
-    }
-    for layer in stage.layers(config.layers) {
-        let projections = [
-            ("self_attn.q_proj", queries, hidden, config.qkv_bias),
-            ("self_attn.k_proj", kvs, hidden, config.qkv_bias),
-            ("self_attn.v_proj", kvs, hidden, config.qkv_bias),
-            ("self_attn.o_proj", hidden, queries, config.output_bias),
-            ("mlp.gate_proj", intermediate, hidden, config.mlp_bias),
-            ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
-            ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
-        ];
-        for (name, outputs, inputs, bias) in projections {
-            add(format!("model.layers.{layer}.{name}.weight"), &[outputs, inputs]);
-            if bias {
-                add(format!("model.layers.{layer}.{name}.bias"), &[outputs]);
-            }
-        }
-        for name in ["input_layernorm", "post_attention_layernorm"] {
-            add(format!("model.layers.{layer}.{name}.weight"), &[hidden]);
-        }
-    }
-    if stage.is_last() {
-        add("model.norm.weight".into(), &[hidden]);
-        if !config.tied_embeddings {
-            add("lm_head.weight".into(), &[config.vocabulary, hidden]);
-        }
-    }
-    all
+///
+/// # Errors
+/// Returns an error if no model can have these settings.
+pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Result<Vec<TensorSpec>> {
+    let mut source = NamedTensors::default();
+    let mut loader = Loader::new(&mut source, 0, 1, DType::F32).at_stage(stage);
+    Llama::from_loader(config.clone(), DType::F32, Box::new(Sizing::default()), &mut loader)?;
+    Ok(source.0)
 }
 
-/// Returns the named tensors that the model does not use, except those that are always harmless.
-pub(super) fn unused<'a>(config: &LlamaConfig, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let used: HashSet<String> = tensors(config).into_iter().map(|spec| spec.name).collect();
+/// Returns the names that are not among the tensors of a model, except those that are always harmless.
+pub(super) fn unused<'a>(
+    config: &LlamaConfig,
+    used: &[TensorSpec],
+    names: impl Iterator<Item = &'a str>,
+) -> Vec<&'a str> {
+    let used: HashSet<&str> = used.iter().map(|spec| &*spec.name).collect();
     // Rotary frequencies are computed from `config.json`; some tools store a tied head a second time.
-    let is_harmless =
-        |name: &str| name.contains(".rotary_emb.") || (config.tied_embeddings && name == "lm_head.weight");
-    names.filter(|name| !used.contains(*name) && !is_harmless(name)).collect()
+    let is_harmless = |name: &str| name.contains(".rotary_emb.") || (config.tied_embeddings && name == HEAD);
+    names.filter(|name| !used.contains(name) && !is_harmless(name)).collect()
 }
 
 fn check(config: &LlamaConfig, world_size: usize) -> Result<(), ShardError> {

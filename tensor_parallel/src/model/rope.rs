@@ -4,63 +4,178 @@ use serde_json::Value;
 
 use super::config_error::ConfigError;
 use super::json::JsonObject;
-use crate::rotary::RotaryScaling;
+use crate::rotary::{Rotary, RotaryScaling};
 
-/// Parses base frequency and scaling.
-pub(super) fn parse(
-    keys: &JsonObject<'_>,
-    max_positions: usize,
-) -> Result<(f64, RotaryScaling), ConfigError> {
-    let theta = keys.number("rope_theta")?.unwrap_or(10_000.0);
-    let (key, value) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
-        (Some(value), _) => ("rope_parameters", value),
-        (None, Some(value)) => ("rope_scaling", value),
-        (None, None) => return Ok((theta, RotaryScaling::None)),
-    };
-    let expected = "an object";
-    let map =
-        value.as_object().ok_or_else(|| ConfigError::Invalid { key, expected, found: value.clone() })?;
-    if map.values().any(Value::is_object) {
-        return Err(ConfigError::RopeByLayer { key });
-    }
-    within(&JsonObject(map), theta, max_positions)
-        .map_err(|source| ConfigError::Within { key, source: Box::new(source) })
+/// The supported types of scaling.
+pub(super) const TYPES: [&str; 6] = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"];
+
+/// Limit of the positions, far above that of any model.
+const MOST_POSITIONS: f64 = (1u64 << 31) as f64;
+
+/// The rotary settings of a model.
+pub(super) struct Rope {
+    pub(super) theta: f64,
+    pub(super) scaling: RotaryScaling,
+    /// The maximum sequence length.
+    pub(super) max_positions: usize,
 }
 
-fn within(
-    keys: &JsonObject<'_>,
-    theta: f64,
-    max_positions: usize,
-) -> Result<(f64, RotaryScaling), ConfigError> {
-    let theta = keys.number("rope_theta")?.unwrap_or(theta);
-    if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
-        return Err(ConfigError::unsupported_rotary_factor(factor));
-    }
-    let kind = match keys.text("rope_type")? {
-        Some(kind) => kind,
-        None => keys.text("type")?.unwrap_or("default"),
+/// Parses the rotary settings. `positions` is `max_position_embeddings`.
+pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) -> Result<Rope, ConfigError> {
+    let settings = Settings {
+        theta: keys.number("rope_theta")?.unwrap_or(10_000.0),
+        original: keys.number("original_max_position_embeddings")?,
+        frequencies: head_dim / 2,
+        positions: positions as f64,
     };
-    Ok((theta, scaling(keys, kind, max_positions)?))
-}
-
-fn scaling(keys: &JsonObject<'_>, kind: &str, max_positions: usize) -> Result<RotaryScaling, ConfigError> {
-    let required = |key| keys.number(key)?.ok_or(ConfigError::Missing { key });
-    match kind {
-        "default" => Ok(RotaryScaling::None),
-        "linear" => Ok(RotaryScaling::Linear { factor: required("factor")? }),
-        "llama3" => {
-            let original = keys.number("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
-            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
-            if high <= low {
-                return Err(ConfigError::RopeFactors { low, high });
-            }
-            Ok(RotaryScaling::Llama3 {
-                factor: required("factor")?,
-                low_frequency_factor: low,
-                high_frequency_factor: high,
-                original_positions: original,
-            })
+    let new = settings.parse(keys, "rope_parameters")?;
+    let old = settings.parse(keys, "rope_scaling")?;
+    if new.is_some() && old.is_some() && new != old {
+        return Err(ConfigError::RopeTwice);
+    }
+    let (theta, kind, scaling) = new.or(old).unwrap_or((settings.theta, "default", RotaryScaling::None));
+    let extended = match scaling {
+        RotaryScaling::Linear { factor } | RotaryScaling::Dynamic { factor, .. } => {
+            factor * settings.positions
         }
-        other => Err(ConfigError::RopeType { name: other.into() }),
+        RotaryScaling::Yarn { factor, original_positions, .. }
+        | RotaryScaling::LongRope { factor, original_positions, .. } => factor * original_positions,
+        RotaryScaling::None | RotaryScaling::Llama3 { .. } => 0.0,
+    };
+    let max_positions = positions.max(extended.min(MOST_POSITIONS) as usize);
+    if !Rotary::new(head_dim, theta, &scaling).is_finite(max_positions) {
+        return Err(ConfigError::RopeInfinite { kind, theta, head_dim });
     }
+    Ok(Rope { theta, scaling, max_positions })
+}
+
+/// What the settings within an object depend on.
+struct Settings {
+    theta: f64,
+    /// `original_max_position_embeddings`, which transformers prefers to that within the object.
+    original: Option<f64>,
+    /// Number of rotary frequencies.
+    frequencies: usize,
+    /// `max_position_embeddings`
+    positions: f64,
+}
+
+impl Settings {
+    /// Parses the object of a key: base frequency, type and scaling. As in transformers, an empty object counts as missing.
+    fn parse(
+        &self,
+        keys: &JsonObject<'_>,
+        key: &'static str,
+    ) -> Result<Option<(f64, &'static str, RotaryScaling)>, ConfigError> {
+        let map = keys.optional(key, "an object", Value::as_object)?;
+        let Some(map) = map.filter(|map| !map.is_empty()) else { return Ok(None) };
+        if map.values().any(Value::is_object) {
+            return Err(ConfigError::RopeByLayer { key });
+        }
+        self.within(&JsonObject(map))
+            .map(Some)
+            .map_err(|source| ConfigError::Within { key, source: Box::new(source) })
+    }
+
+    fn within(&self, keys: &JsonObject<'_>) -> Result<(f64, &'static str, RotaryScaling), ConfigError> {
+        let theta = keys.number("rope_theta")?.unwrap_or(self.theta);
+        if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
+            return Err(ConfigError::unsupported_rotary_factor(factor));
+        }
+        let named = match keys.text("rope_type")? {
+            Some(kind) => kind,
+            None => keys.text("type")?.unwrap_or("default"),
+        };
+        let kind = TYPES.into_iter().find(|kind| *kind == named);
+        let kind = kind.ok_or_else(|| ConfigError::RopeType { name: named.into() })?;
+        let scaling = match kind {
+            "linear" => RotaryScaling::Linear { factor: required(keys, "factor")? },
+            "dynamic" => RotaryScaling::Dynamic {
+                factor: required(keys, "factor")?,
+                original_positions: self.positions,
+            },
+            "yarn" => self.yarn(keys, theta)?,
+            "longrope" => self.longrope(keys)?,
+            "llama3" => self.llama3(keys)?,
+            _ => RotaryScaling::None,
+        };
+        Ok((theta, kind, scaling))
+    }
+
+    fn original(&self, keys: &JsonObject<'_>) -> Result<f64, ConfigError> {
+        let within = keys.number("original_max_position_embeddings")?;
+        Ok(self.original.or(within).unwrap_or(self.positions))
+    }
+
+    fn yarn(&self, keys: &JsonObject<'_>, theta: f64) -> Result<RotaryScaling, ConfigError> {
+        if theta == 1.0 {
+            return Err(ConfigError::RopeInfinite { kind: "yarn", theta, head_dim: 2 * self.frequencies });
+        }
+        let original_positions = self.original(keys)?;
+        let factor = match keys.number("factor")? {
+            // As in transformers, the key must be there.
+            None if keys.0.contains_key("factor") => self.positions / original_positions,
+            None => return Err(ConfigError::Missing { key: "factor" }),
+            Some(factor) => factor,
+        };
+        // Zero counts as missing.
+        let number = |key| {
+            let number = keys.optional(key, "a number of 0 or more", |v| v.as_f64().filter(|n| *n >= 0.0))?;
+            Ok(number.filter(|n| *n > 0.0))
+        };
+        let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+        let attention_factor =
+            match (keys.number("attention_factor")?, number("mscale")?, number("mscale_all_dim")?) {
+                (Some(factor), ..) => factor,
+                (None, Some(mscale), Some(all)) => scale(mscale) / scale(all),
+                _ => scale(1.0),
+            };
+        Ok(RotaryScaling::Yarn {
+            factor,
+            beta_fast: number("beta_fast")?.unwrap_or(32.0),
+            beta_slow: number("beta_slow")?.unwrap_or(1.0),
+            truncate: !keys.0.contains_key("truncate") || keys.flag("truncate")?,
+            attention_factor,
+            original_positions,
+        })
+    }
+
+    fn longrope(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, ConfigError> {
+        let list = |key| {
+            let positive = |v: &Value| v.as_f64().filter(|n| *n > 0.0).map(|n| n as f32);
+            let list = keys.get(key).ok_or(ConfigError::Missing { key })?;
+            let numbers: Option<Vec<f32>> =
+                list.as_array().and_then(|list| list.iter().map(positive).collect());
+            numbers
+                .filter(|numbers| numbers.len() == self.frequencies)
+                .ok_or(ConfigError::RopeFactorList { key, frequencies: self.frequencies })
+        };
+        let original_positions = self.original(keys)?;
+        let factor = keys.number("factor")?.unwrap_or(self.positions / original_positions);
+        let inferred = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_positions.ln()).sqrt() };
+        Ok(RotaryScaling::LongRope {
+            factor,
+            short: list("short_factor")?,
+            long: list("long_factor")?,
+            attention_factor: keys.number("attention_factor")?.unwrap_or(inferred),
+            original_positions,
+        })
+    }
+
+    fn llama3(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, ConfigError> {
+        let (low, high) = (required(keys, "low_freq_factor")?, required(keys, "high_freq_factor")?);
+        if high <= low {
+            return Err(ConfigError::RopeFactors { low, high });
+        }
+        Ok(RotaryScaling::Llama3 {
+            factor: required(keys, "factor")?,
+            low_frequency_factor: low,
+            high_frequency_factor: high,
+            original_positions: self.original(keys)?,
+        })
+    }
+}
+
+fn required(keys: &JsonObject<'_>, key: &'static str) -> Result<f64, ConfigError> {
+    keys.number(key)?.ok_or(ConfigError::Missing { key })
 }

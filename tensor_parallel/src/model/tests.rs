@@ -50,6 +50,14 @@ fn missing_keys_have_the_defaults_of_the_architecture() {
     assert_eq!(with(&qwen2).unwrap().sliding_windows, [None, Some(16)]);
     qwen2["layer_types"] = json!(["sliding_attention", "full_attention"]);
     assert_eq!(with(&qwen2).unwrap().sliding_windows, [Some(16), None]);
+
+    let mut qwen3 = json!({ "architectures": ["Qwen3ForCausalLM"] });
+    let plain = with(&qwen3).unwrap();
+    assert!(plain.head_norms && !plain.qkv_bias && !plain.output_bias && !plain.mlp_bias);
+    assert_eq!((plain.head_dim, plain.max_positions), (128, 32_768));
+    qwen3["attention_bias"] = true.into();
+    let biased = with(&qwen3).unwrap();
+    assert!(biased.qkv_bias && biased.output_bias && !biased.mlp_bias);
 }
 
 #[test]
@@ -66,13 +74,74 @@ fn rotary_settings_are_read_in_the_old_and_the_new_form() {
     let mut old = scaling.clone();
     old["rope_type"] = "llama3".into();
     let config = with(&json!({ "rope_theta": 5e5, "rope_scaling": old })).unwrap();
-    assert_eq!((config.rope_theta, config.rope_scaling), (5e5, llama3));
+    assert_eq!((config.rope_theta, config.rope_scaling), (5e5, llama3.clone()));
     let mut new = old;
     new["rope_theta"] = 7e4.into();
     let config = with(&json!({ "rope_parameters": new })).unwrap();
     assert_eq!((config.rope_theta, config.rope_scaling), (7e4, llama3));
-    let config = with(&json!({ "rope_scaling": { "type": "linear", "factor": 2 } })).unwrap();
-    assert_eq!(config.rope_scaling, RotaryScaling::Linear { factor: 2.0 });
+    let linear = json!({ "type": "linear", "factor": 2 });
+    // Both, of one meaning, and an empty object, which counts as missing.
+    for more in [json!(null), json!({ "rope_type": "linear", "factor": 2, "rope_theta": 1e4 }), json!({})] {
+        let config = with(&json!({ "rope_scaling": linear, "rope_parameters": more })).unwrap();
+        assert_eq!(config.rope_scaling, RotaryScaling::Linear { factor: 2.0 });
+    }
+}
+
+#[test]
+fn missing_rotary_settings_are_those_of_transformers() {
+    let scaling = |settings: Value| {
+        let changes = json!({
+            "max_position_embeddings": 64, "original_max_position_embeddings": settings["top"], "rope_scaling": settings,
+        });
+        let config = with(&changes).unwrap();
+        (config.rope_scaling, config.max_positions)
+    };
+    let yarn = |factor, attention_factor, original_positions| RotaryScaling::Yarn {
+        factor,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+        attention_factor,
+        original_positions,
+    };
+    let inferred = 0.1 * 4f64.ln() + 1.0;
+    let mut settings = json!({ "type": "yarn", "factor": 4 });
+    assert_eq!(scaling(settings.clone()), (yarn(4.0, inferred, 64.0), 256));
+    settings["original_max_position_embeddings"] = 32.into();
+    assert_eq!(scaling(settings.clone()), (yarn(4.0, inferred, 32.0), 128));
+    settings["factor"] = Value::Null;
+    assert_eq!(scaling(settings.clone()), (yarn(2.0, 0.1 * 2f64.ln() + 1.0, 32.0), 64));
+    // The key next to the object counts more.
+    settings["top"] = 16.into();
+    assert_eq!(scaling(settings.clone()), (yarn(4.0, inferred, 16.0), 64));
+    settings["mscale"] = 2.into();
+    settings["mscale_all_dim"] = 0.into();
+    assert_eq!(scaling(settings.clone()), (yarn(4.0, inferred, 16.0), 64));
+    settings["mscale_all_dim"] = 0.5.into();
+    let ratio = (0.2 * 4f64.ln() + 1.0) / (0.05 * 4f64.ln() + 1.0);
+    assert_eq!(scaling(settings.clone()), (yarn(4.0, ratio, 16.0), 64));
+    settings["attention_factor"] = 1.25.into();
+    assert_eq!(scaling(settings), (yarn(4.0, 1.25, 16.0), 64));
+
+    let (short, long) = (vec![1.0, 1.0, 2.0, 2.0], vec![1.0, 2.0, 3.0, 4.0]);
+    let mut settings = json!({ "type": "longrope", "short_factor": short, "long_factor": long });
+    let longrope = |factor, attention_factor, original_positions| RotaryScaling::LongRope {
+        factor,
+        short: short.clone(),
+        long: long.clone(),
+        attention_factor,
+        original_positions,
+    };
+    assert_eq!(scaling(settings.clone()), (longrope(1.0, 1.0, 64.0), 64));
+    settings["original_max_position_embeddings"] = 16.into();
+    let inferred = (1.0 + 4f64.ln() / 16f64.ln()).sqrt();
+    assert_eq!(scaling(settings.clone()), (longrope(4.0, inferred, 16.0), 64));
+    settings["factor"] = 8.into();
+    settings["attention_factor"] = 1.5.into();
+    assert_eq!(scaling(settings), (longrope(8.0, 1.5, 16.0), 128));
+
+    let dynamic = RotaryScaling::Dynamic { factor: 2.5, original_positions: 64.0 };
+    assert_eq!(scaling(json!({ "type": "dynamic", "factor": 2.5 })), (dynamic, 160));
 }
 
 #[test]
@@ -84,8 +153,36 @@ fn what_is_not_supported_is_refused_by_name() {
         ),
         (json!({ "hidden_act": "gelu" }), "`hidden_act` `gelu`"),
         (json!({ "quantization_config": { "bits": 4 } }), "quantized weights are not supported"),
-        (json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } }), "rope type `yarn`"),
-        (json!({ "rope_scaling": { "type": "dynamic", "factor": 4.0 } }), "rope type `dynamic`"),
+        (
+            json!({ "architectures": ["LlamaForCausalLM"], "model_type": "qwen2" }),
+            "`architectures` has `LlamaForCausalLM` and `model_type` is `qwen2`",
+        ),
+        (
+            json!({ "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 32 }),
+            "`num_key_value_heads` 32 does not divide `num_attention_heads` 8",
+        ),
+        (
+            json!({ "rope_scaling": { "rope_type": "ntk", "factor": 4.0 } }),
+            "rope type `ntk` is not supported, only default, linear, dynamic, yarn, longrope, llama3",
+        ),
+        (json!({ "rope_scaling": { "rope_type": "yarn" } }), "`rope_scaling`: `factor` is missing"),
+        (
+            json!({ "rope_parameters": { "type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 1] } }),
+            "`rope_parameters`: `long_factor` must be a list of 4 positive numbers",
+        ),
+        (
+            json!({ "rope_parameters": { "type": "longrope", "short_factor": [1, 0, 1, 1], "long_factor": [] } }),
+            "`short_factor` must be a list of 4 positive numbers",
+        ),
+        (json!({ "rope_theta": 1e-300 }), "`rope_theta` 0.000"),
+        (
+            json!({ "rope_theta": 1, "rope_scaling": { "type": "yarn", "factor": 4 } }),
+            "rope type yarn gives no finite",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "linear", "factor": 2 }, "rope_parameters": { "rope_theta": 1e4 } }),
+            "`rope_parameters` and `rope_scaling` contradict each other",
+        ),
         (json!({ "rope_scaling": { "type": "linear" } }), "`factor` is missing"),
         (
             json!({ "rope_parameters": { "full_attention": { "rope_theta": 1.0 } } }),
@@ -174,7 +271,7 @@ fn an_illegal_world_size_is_refused_with_the_reason_and_the_legal_ones() {
 #[test]
 fn tensors_that_the_model_does_not_use_are_listed_less_those_that_never_matter() {
     let config = with(&json!({})).unwrap();
-    let needed: Vec<String> = tensors(&config).into_iter().map(|spec| spec.name).collect();
+    let needed: Vec<String> = tensors(&config).unwrap().into_iter().map(|spec| spec.name).collect();
     let more = [
         "model.layers.0.self_attn.rotary_emb.inv_freq",
         "model.layers.2.mlp.up_proj.weight",
@@ -182,7 +279,7 @@ fn tensors_that_the_model_does_not_use_are_listed_less_those_that_never_matter()
     ];
     let all = |config: &LlamaConfig| {
         let names = needed.iter().map(String::as_str).chain(more);
-        unused(config, names).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        unused(config, &tensors(config).unwrap(), names).into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(all(&config), ["model.layers.2.mlp.up_proj.weight"]);
     // A tied model needs no head, but files often contain one.
@@ -193,7 +290,7 @@ fn tensors_that_the_model_does_not_use_are_listed_less_those_that_never_matter()
 #[test]
 fn the_list_of_tensors_has_biases_and_a_head_only_where_the_model_has_them() {
     let names = |changes: &Value| -> Vec<String> {
-        tensors(&with(changes).unwrap()).into_iter().map(|t| t.name).collect()
+        tensors(&with(changes).unwrap()).unwrap().into_iter().map(|t| t.name).collect()
     };
     let plain = names(&json!({}));
     assert_eq!(plain.len(), 1 + 2 * 9 + 2);
@@ -203,4 +300,7 @@ fn the_list_of_tensors_has_biases_and_a_head_only_where_the_model_has_them() {
     let qwen2 = names(&json!({ "architectures": ["Qwen2ForCausalLM"] }));
     assert!(qwen2.contains(&"model.layers.1.self_attn.k_proj.bias".into()));
     assert!(!qwen2.contains(&"model.layers.1.self_attn.o_proj.bias".into()));
+    let qwen3 = names(&json!({ "architectures": ["Qwen3ForCausalLM"] }));
+    assert_eq!(qwen3.len(), plain.len() + 2 * 2);
+    assert!(qwen3.contains(&"model.layers.1.self_attn.q_norm.weight".into()));
 }

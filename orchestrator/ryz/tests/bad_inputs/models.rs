@@ -82,8 +82,8 @@ pub(crate) fn configs() -> Vec<Case> {
         set("rope_scaling", "3", &["`rope_scaling` must be an object"]),
         set(
             "rope_scaling",
-            r#"{"rope_type":"yarn","factor":4}"#,
-            &["rope type `yarn` is not supported", "llama3"],
+            r#"{"rope_type":"ntk","factor":4}"#,
+            &["rope type `ntk` is not supported", "llama3"],
         ),
         set("rope_scaling", r#"{"rope_type":"linear"}"#, &["`rope_scaling`: `factor` is missing"]),
         set("rope_scaling", r#"{"rope_type":"linear","factor":-1}"#, &["`factor` must be a positive number"]),

@@ -19,7 +19,7 @@ use pulp::{Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
 
 use super::exponential::exp;
-use super::operations::{AttentionCall, LayerCache};
+use super::operations::{AttentionCall, HeadNorms, LayerCache};
 use super::processor::Processor;
 #[cfg(target_arch = "x86_64")]
 use super::product::amx::Tiles;
@@ -48,14 +48,25 @@ pub(super) fn attention(
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
     cache.check(qkv, call)?;
-    let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
+    let &AttentionCall { heads, kv_heads, head_dim, batch, window, norms } = call;
     let (slots, rotary) = (batch.slots().slots().collect::<Vec<_>>(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let stored = qkv.host()?;
+    let norms = match norms {
+        Some(HeadNorms { queries, keys, epsilon }) => {
+            Some((queries.host_values()?, keys.host_values()?, epsilon))
+        }
+        None => None,
+    };
     let rotated: Array<f32> = processor.built([rows, width], |i, row| {
         processor.widen(stored, i * width..(i + 1) * width, row);
         let (turned, _) = row.split_at_mut((heads + kv_heads) * head_dim);
+        if let Some((of_queries, of_keys, epsilon)) = &norms {
+            let (queries, keys) = turned.split_at_mut(heads * head_dim);
+            rows::normalize_heads(processor.arch(), queries, of_queries, *epsilon);
+            rows::normalize_heads(processor.arch(), keys, of_keys, *epsilon);
+        }
         rows::rotate(processor.arch(), rotary, i, head_dim, turned);
     });
     for (row, slot) in rotated.chunks_exact(width).zip(&slots) {

@@ -58,13 +58,13 @@ fn tile(head_dim: usize, tensor: bool) -> usize {
 impl Cuda {
     pub(super) fn attend(
         &self,
-        qkv: &Tensor,
+        mut qkv: Tensor,
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Tensor> {
         // Heads, rows and slots match the input and are within the cache; keys and values have the same shape.
-        cache.check(qkv, call)?;
-        let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
+        cache.check(&qkv, call)?;
+        let &AttentionCall { heads, kv_heads, head_dim, batch, window, norms } = call;
         let (rows, dtype, capacity) = (qkv.rows(), qkv.dtype(), cache.capacity());
         if [cache.keys.dtype(), cache.values.dtype()] != [dtype; 2] {
             return Err(Error::input(format!(
@@ -91,8 +91,11 @@ impl Cuda {
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
+        if let Some(norms) = norms {
+            self.kernels.head_norms(&mut qkv, &norms, [heads, kv_heads, head_dim])?;
+        }
         for part in batch.slots().parts() {
-            self.attend_part(qkv, call, cache, &mut y, &part, shape)?;
+            self.attend_part(&qkv, call, cache, &mut y, &part, shape)?;
         }
         Ok(y)
     }

@@ -6,12 +6,22 @@ use crate::compute::batch::{Batch, DeviceBatch, SlotMapping};
 use crate::error::Result;
 use crate::rotary::Rotary;
 
+/// Returns the rotary frequencies of a batch: of all rows, or, if they depend on the length of the sequence, of each single token
+/// and run.
+fn frequencies(slots: &SlotMapping, rotary: &Rotary) -> Vec<f32> {
+    if !rotary.depends_on_length() {
+        return rotary.frequencies(1).into_owned();
+    }
+    slots.ends().flat_map(|(_, length)| rotary.frequencies(length).into_owned()).collect()
+}
+
 impl Cuda {
     pub(super) fn new_batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
-        let (rows, half) = (tokens.len(), rotary.frequencies().len());
-        let state = self.gpu.scratch((3 * rows + half) * size_of::<u32>())?;
+        slots.check(tokens.len())?;
+        let (rows, half, frequencies) = (tokens.len(), rotary.half(), frequencies(slots, rotary).len());
+        let state = self.gpu.scratch((3 * rows + frequencies) * size_of::<u32>())?;
         let rotations = self.gpu.scratch(rows * half * 2 * size_of::<f32>())?;
-        let mut batch = Batch::on_device(rows, slots, half, DeviceBatch { state, rotations });
+        let mut batch = Batch::on_device(rows, slots, (half, frequencies), DeviceBatch { state, rotations });
         self.set_batch(&mut batch, tokens, slots, rotary)?;
         Ok(batch)
     }
@@ -23,8 +33,9 @@ impl Cuda {
         slots: &SlotMapping,
         rotary: &Rotary,
     ) -> Result<()> {
-        let (rows, frequencies) = (tokens.len(), rotary.frequencies());
-        batch.check_update(rows, slots, frequencies.len())?;
+        slots.check(tokens.len())?;
+        let (rows, half, frequencies) = (tokens.len(), rotary.half(), frequencies(slots, rotary));
+        batch.check_update(rows, slots, (half, frequencies.len()))?;
         let parts = slots.parts();
         let places: Vec<_> = slots.slots().collect();
         let mut words = Vec::with_capacity(3 * rows + frequencies.len());
@@ -40,7 +51,13 @@ impl Cuda {
         words.extend(frequencies.iter().map(|f| f.to_bits()));
         batch.update_device(tokens, slots, |device| {
             device.state.write(bytemuck::cast_slice(&words))?;
-            parts.iter().try_for_each(|part| self.kernels.rotations(device, part, rows, frequencies.len()))
+            let mut first = 0;
+            parts.iter().try_for_each(|part| {
+                self.kernels.rotations(device, part, rows, (rotary, first))?;
+                // A run has the same frequencies in all rows.
+                first += if part.is_single { part.rows.len() } else { 1 };
+                Ok(())
+            })
         })
     }
 }

@@ -144,7 +144,7 @@ impl Compute for Cuda {
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        self.attend(&qkv, call, cache)
+        self.attend(qkv, call, cache)
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {

@@ -9,7 +9,9 @@ use ryzanstein_process_group::DType;
 use super::kernels::{Kernels, Source};
 use super::launch::to_u32;
 use crate::compute::batch::{Batch, DeviceBatch, Part};
+use crate::compute::operations::HeadNorms;
 use crate::error::{Error, Result};
+use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
 /// The maximum of the second dimension of a grid.
@@ -150,7 +152,8 @@ impl Kernels {
         unsafe { call.launch_over(elements) }
     }
 
-    /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.
+    /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies. `first` is
+    /// the number of single tokens and runs before the part.
     ///
     /// # Errors
     /// Returns an error if the batch is in other memory or has more rows than a grid.
@@ -159,24 +162,60 @@ impl Kernels {
         batch: &mut DeviceBatch,
         part: &Part,
         rows: usize,
-        half: usize,
+        (rotary, first): (&Rotary, usize),
     ) -> Result<()> {
         let Range { start, end } = part.rows;
+        let half = rotary.half();
         assert!(start <= end && end <= rows, "the part is within the batch");
         let (positions, angles) = (2 * start * size_of::<u32>(), start * half * 2 * size_of::<f32>());
-        let frequencies = 3 * rows * size_of::<u32>();
+        // The frequencies of the first row, and the distance to those of the next.
+        let (first, stride) = match (rotary.depends_on_length(), part.is_single) {
+            (false, _) => (0, 0),
+            (true, false) => (first * half, 0),
+            (true, true) => (first * half, half),
+        };
+        let frequencies = (3 * rows + first) * size_of::<u32>();
+        let last = (end - start).saturating_sub(1) * stride + half;
         let DeviceBatch { state, rotations } = batch;
         assert!(
-            state.bytes() >= frequencies + half * size_of::<f32>(),
+            state.bytes() >= frequencies + last * size_of::<f32>(),
             "the frequencies are behind the tokens"
         );
         assert!(rotations.bytes() >= rows * half * 2 * size_of::<f32>(), "there is room for every angle");
         let (grid, half) = (to_u32("rows", end - start)?, to_u32("frequencies", half)?);
         let mut call = self.call(Source::Rows(DType::F32, DType::F32), "rotations");
         call.block(state, frequencies)?.block(state, positions)?.block(rotations, angles)?.value(half);
+        call.value(to_u32("frequencies", stride)?).value(rotary.amplitude());
         // SAFETY: a block reads one of the part's positions, which begin after two words for each row before it, and `half`
-        // frequencies, and writes `half` pairs of floats for its row: the asserts above. Both blocks belong to the batch, which
-        // is borrowed exclusively.
+        // frequencies, which begin `stride` after those of the block before, and writes `half` pairs of floats for its row: the
+        // asserts above. Both blocks belong to the batch, which is borrowed exclusively.
         unsafe { call.launch([grid, 1], half.next_multiple_of(32).min(256)) }
+    }
+
+    /// Normalises each query and key head of the rows of `qkv`, in place, as [`rms_norm`](Self::rms_norm) does a row. The caller has
+    /// checked that each row has so many query and key heads, and that the weights are as long as a head.
+    ///
+    /// # Errors
+    /// Returns an error if the weights are not in the memory of the GPU, or not of one type.
+    pub(super) fn head_norms(
+        &self,
+        qkv: &mut Tensor,
+        norms: &HeadNorms<'_>,
+        [heads, kv_heads, head_dim]: [usize; 3],
+    ) -> Result<()> {
+        let HeadNorms { queries, keys, epsilon } = *norms;
+        assert!((heads + kv_heads) * head_dim <= qkv.columns(), "a row has all heads");
+        assert_eq!([queries.count(), keys.count()], [head_dim; 2], "a weight is as long as a head");
+        if queries.dtype() != keys.dtype() {
+            return Err(Error::shape_mismatch("norms of heads", queries, keys));
+        }
+        let (rows, width) = (to_u32("rows", qkv.rows())?, to_u32("columns", qkv.columns())?);
+        let across = to_u32("heads", heads + kv_heads)?;
+        let mut call = self.call(Source::Rows(qkv.dtype(), queries.dtype()), "head_norms");
+        call.write(qkv)?.read(queries)?.read(keys)?.value(width).value(to_u32("elements", head_dim)?);
+        call.value(to_u32("heads", heads)?).value(epsilon);
+        // SAFETY: a block reads and writes one of the first heads of a row, and reads a weight, all of `head_dim` elements:
+        // checked above.
+        unsafe { call.launch([rows, across], 32) }
     }
 }

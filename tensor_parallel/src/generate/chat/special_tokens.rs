@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::read_json;
 use crate::error::Result;
+use crate::model::Architecture;
 
 /// The texts of special tokens, by name.
 pub(super) type SpecialTokens = BTreeMap<String, String>;
@@ -74,12 +75,10 @@ pub(super) fn collect(folder: &Path, mut config: Map<String, Value>) -> Result<S
 /// Returns the class of the tokenizer. For some models it does not depend on `tokenizer_config.json`.
 fn class(folder: &Path, config: &Map<String, Value>) -> Result<String> {
     let model = read_json::<Map<String, Value>>(&folder.join("config.json"))?.unwrap_or_default();
-    Ok(match model.get("model_type").and_then(Value::as_str) {
-        Some("qwen2") => "Qwen2Tokenizer",
-        Some("mistral") => "TokenizersBackend",
-        _ => config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default(),
-    }
-    .into())
+    let known = model.get("model_type").and_then(Value::as_str).and_then(Architecture::find);
+    let class = known.and_then(|known| known.tokenizer_class);
+    let named = || config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
+    Ok(class.unwrap_or_else(named).into())
 }
 
 #[derive(Deserialize)]
@@ -151,7 +150,9 @@ mod tests {
         assert_eq!(of_model("llama"), llama);
         assert_eq!(of_model("mistral"), "");
         let end = "<|endoftext|>";
-        assert_eq!(of_model("qwen2"), format!("eos_token={end} pad_token={end} unk_token={end}"));
+        for model in ["qwen2", "qwen3"] {
+            assert_eq!(of_model(model), format!("eos_token={end} pad_token={end} unk_token={end}"));
+        }
     }
 
     #[test]

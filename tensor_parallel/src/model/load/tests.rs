@@ -196,7 +196,7 @@ fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DTy
         let values = (0..count).map(|i| (i % 13) as f32 / 13.0).collect();
         (spec.name.clone(), Tensor::new(&spec.shape, values, dtype).unwrap())
     };
-    let whole: HashMap<String, Tensor> = tensors(config).iter().map(made_up).collect();
+    let whole: HashMap<String, Tensor> = tensors(config).unwrap().iter().map(made_up).collect();
     let mut source = MemorySource { tensors: &whole, rank };
     let compute = Scant::new(usize::MAX);
     let taken = Arc::clone(&compute.taken);
@@ -247,7 +247,7 @@ fn windows_and_untied_embeddings_are_not_read_in_every_step() {
     let with = |more: &str| {
         let config = format!(
             r#"{{"model_type": "mistral", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-                "num_hidden_layers": 2, "vocab_size": 128, {more}}}"#
+                "num_key_value_heads": 4, "num_hidden_layers": 2, "vocab_size": 128, {more}}}"#
         );
         let config = LlamaConfig::from_json(Path::new("config.json"), &config, None).unwrap();
         footprint(&config, 2, DType::BF16, 1, 1000).unwrap()

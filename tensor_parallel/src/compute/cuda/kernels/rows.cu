@@ -115,13 +115,31 @@ extern "C" __global__ void rms_norm(
     for (u32 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = narrow<ELEMENT>(widen(row[i]) * scale * widen(weight[i]));
 }
 
+// The same for each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
+// the key heads. A block is one warp; the grid is rows, heads.
+extern "C" __global__ void head_norms(
+    ELEMENT* __restrict__ qkv, const OTHER* __restrict__ queries, const OTHER* __restrict__ keys, u32 width, u32 head_dim,
+    u32 heads, float epsilon
+) {
+    ELEMENT* head = qkv + (u64)blockIdx.x * width + (u64)blockIdx.y * head_dim;
+    const OTHER* weight = blockIdx.y < heads ? queries : keys;
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < head_dim; i += 32) squares += widen(head[i]) * widen(head[i]);
+    float scale = 1.0f / sqrtf(sum_of_warp(squares) / head_dim + epsilon);
+    for (u32 i = threadIdx.x; i < head_dim; i += 32) head[i] = narrow<ELEMENT>(widen(head[i]) * scale * widen(weight[i]));
+}
+
 // Sine and cosine of each position's angles. The angle is rounded to f32, as the models' training code does; its sine
-// is then exact. `batch` begins with the positions.
-extern "C" __global__ void rotations(const float* __restrict__ frequencies, const u32* __restrict__ batch, float2* __restrict__ out, u32 half) {
+// is then exact. `batch` begins with the positions. The frequencies of a row begin `stride` after those of the row before.
+extern "C" __global__ void rotations(
+    const float* __restrict__ frequencies, const u32* __restrict__ batch, float2* __restrict__ out, u32 half, u32 stride,
+    float amplitude
+) {
     u32 position = batch[blockIdx.x];
+    frequencies += (u64)blockIdx.x * stride;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
         double sine, cosine;
         sincos((double)((float)position * frequencies[i]), &sine, &cosine);
-        out[(u64)blockIdx.x * half + i] = make_float2((float)sine, (float)cosine);
+        out[(u64)blockIdx.x * half + i] = make_float2((float)sine * amplitude, (float)cosine * amplitude);
     }
 }
