@@ -246,7 +246,9 @@ pub enum RequestError {
         capacity: usize,
     },
     /// A sequence that is longer than the model supports.
-    #[error("{positions} positions are more than the {max_positions} of `max_position_embeddings`")]
+    #[error(
+        "{positions} positions are more than the {max_positions} of `max_position_embeddings` and rope scaling"
+    )]
     TooLong {
         /// Number of requested positions.
         positions: usize,

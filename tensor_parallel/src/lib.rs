@@ -1,6 +1,6 @@
 //! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! Start at [`Llama::load`], which reads a Hugging Face folder of a Llama, Mistral or Qwen2 model; the second argument is the
+//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES); the second argument is the
 //! element type of activations, `None` for that of the weights.
 //!
 //! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,

@@ -35,6 +35,7 @@ use ryzanstein_orchestrator::table::Tone;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
 use ryzanstein_orchestrator::{catalogue, console};
 use ryzanstein_tensor_parallel::generate::catches_panics;
+use ryzanstein_tensor_parallel::model::Architecture;
 
 /// Launches the ranks of a job, checks and measures them, and runs models on them.
 #[derive(Parser)]
@@ -56,7 +57,7 @@ enum Command {
     Supervise(launch::Args),
     /// Check ranks, paths and latencies: what `launch` runs when no program is given
     Check(check::Args),
-    /// Generate text with a Llama, Mistral or Qwen2 model
+    #[command(about = format!("Generate text with a {} model", Architecture::list(|known| known.name, "or")))]
     Generate(generate::Args),
     /// Measure collectives, check every value, and compare with the documented targets
     Bench(bench::Args),

@@ -145,7 +145,8 @@ pub fn plan(config: &LlamaConfig, request: &Request) -> Result<Plan, Error> {
     };
     let more = request.world_size.filter(|n| *n > ALWAYS);
     let sizes = (1..=ALWAYS).chain(more).map(|n| planner.size(n, context)).collect::<Result<_, _>>()?;
-    let parameters = tensors(config).iter().map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>()).sum();
+    let parameters =
+        tensors(config)?.iter().map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>()).sum();
     Ok(Plan {
         model: request.model.clone(),
         sizes,
