@@ -1,23 +1,37 @@
 //! The small random checkpoints of `fixtures/`, and what `transformers` computes from them (see `fixtures/README.md`).
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use ryzanstein_tensor_parallel::LlamaConfig;
 use ryzanstein_tensor_parallel::model::{TensorSpec, tensors};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// The checkpoint folders.
-pub const FIXTURES: [&str; 8] = [
-    "heads-6",
-    "llama-bias-headdim",
-    "llama-gqa",
-    "llama-mha",
-    "llama3-rope",
-    "mistral",
-    "mistral-window",
-    "qwen2",
-];
+/// What the names of fixtures of types of rope begin with.
+const ROPE: &str = "rope-";
+
+/// The checkpoint folders, except those of types of rope.
+pub fn fixtures() -> impl Iterator<Item = &'static str> {
+    all().filter(|name| !name.starts_with(ROPE))
+}
+
+/// The checkpoint folders of types of rope.
+pub fn rope_fixtures() -> impl Iterator<Item = &'static str> {
+    all().filter(|name| name.starts_with(ROPE))
+}
+
+/// The names of all folders with an expectation.
+fn all() -> impl Iterator<Item = &'static str> {
+    static NAMES: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+        let entries = std::fs::read_dir(folder("")).expect("a folder of fixtures");
+        let folders = entries.map(|entry| entry.expect("an entry").path());
+        let folders = folders.filter(|folder| folder.join("expected.safetensors").exists());
+        folders.filter_map(|folder| Some(folder.file_name()?.to_str()?.to_owned())).collect()
+    });
+    NAMES.iter().map(String::as_str)
+}
 
 /// Where a fixture is. Where `CARGO_MANIFEST_DIR` is set when the test runs, as cargo does for the tests of every member of this
 /// workspace, that counts: a test binary may have been built elsewhere.
@@ -32,8 +46,9 @@ pub fn folder(name: &str) -> PathBuf {
 /// The world sizes up to eight that a fixture's heads and widths can be cut for.
 pub fn world_sizes(name: &str) -> &'static [usize] {
     match name {
-        "heads-6" => &[1, 3, 6],
+        "heads-6" | "qwen3-bias-window" => &[1, 3, 6],
         "mistral-window" => &[1, 2, 4],
+        _ if name.starts_with(ROPE) => &[1, 2, 4],
         _ => &[1, 2, 4, 8],
     }
 }
@@ -47,6 +62,8 @@ pub struct Expected {
     pub tokens: Vec<u32>,
     /// f32 logits of every position that was fed, `[positions, vocabulary]`.
     pub logits: Vec<f32>,
+    /// The same from the prompt and then one token after the other, where that makes a difference.
+    pub stepwise: Option<Vec<f32>>,
     /// The same from a model that computes in the checkpoint's own 16-bit type, where it has one.
     pub native: Option<Vec<f32>>,
     /// Tokens there are.
@@ -70,6 +87,7 @@ impl Expected {
             prompt: ids("prompt"),
             tokens: ids("tokens"),
             logits,
+            stepwise: floats(&file, "logits_stepwise").map(|(_, values)| values),
             native: floats(&file, "logits_native").map(|(_, values)| values),
             vocabulary: shape[1],
         }

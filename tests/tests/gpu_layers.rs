@@ -8,12 +8,12 @@ use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
 use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Run, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, Run, SlotMapping};
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
-use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
+use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
 use ryzanstein_tests::{config, distance, greatest, with_ranks};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -247,6 +247,8 @@ struct Attended {
     kv_heads: usize,
     head_dim: usize,
     window: Option<usize>,
+    /// True if heads are normalised.
+    norms: bool,
     passes: Vec<usize>,
 }
 
@@ -256,7 +258,9 @@ fn attend(
     dtype: DType,
     upload: impl Fn(Tensor) -> Tensor,
 ) -> Vec<Tensor> {
-    let &Attended { heads, kv_heads, head_dim, window, .. } = case;
+    let &Attended { heads, kv_heads, head_dim, window, norms, .. } = case;
+    let [queries, keys] = [3, 4].map(|seed| upload(noise(&[head_dim], seed, DType::F32)));
+    let norms = norms.then_some(HeadNorms { queries: &queries, keys: &keys, epsilon: 1e-6 });
     let rotary = Rotary::new(head_dim, 1e4, &RotaryScaling::None);
     let capacity = case.passes.iter().sum();
     let mut cache = LayerCache::new(compute, [1, kv_heads, capacity, head_dim], dtype).unwrap();
@@ -266,7 +270,7 @@ fn attend(
         let batch =
             compute.batch(&vec![0; count], &SlotMapping::from_position(position, count), &rotary).unwrap();
         position += count;
-        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
+        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms };
         compute.attention(qkv, &call, &mut cache).unwrap()
     };
     case.passes.iter().map(|count| pass(*count)).collect()
@@ -294,7 +298,8 @@ fn attention_is_that_of_the_processor_for_prompts_and_single_tokens() {
     ] {
         for window in [None, Some(1), Some(5), Some(100)] {
             for prompt in [1, 2, 33, 300] {
-                let case = Attended { heads, kv_heads, head_dim, window, passes: long(prompt) };
+                let norms = window == Some(5);
+                let case = Attended { heads, kv_heads, head_dim, window, norms, passes: long(prompt) };
                 for dtype in TYPES {
                     let want = attend(&host, &case, dtype, |t| t);
                     let got = attend(&cuda, &case, dtype, |t| cuda.upload(t).unwrap());
@@ -315,7 +320,14 @@ fn attention_is_that_of_the_processor_for_prompts_and_single_tokens() {
 fn a_token_behind_a_long_context_sees_all_of_it() {
     let (cuda, host) = (cuda(), Host::new(2));
     for dtype in TYPES {
-        let case = Attended { heads: 8, kv_heads: 2, head_dim: 64, window: None, passes: vec![5000, 1, 1] };
+        let case = Attended {
+            heads: 8,
+            kv_heads: 2,
+            head_dim: 64,
+            window: None,
+            norms: true,
+            passes: vec![5000, 1, 1],
+        };
         let want = attend(&host, &case, dtype, |t| t);
         let got = attend(&cuda, &case, dtype, |t| cuda.upload(t).unwrap());
         for (got, want) in got.iter().zip(&want) {
@@ -397,7 +409,7 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
 #[test]
 #[ignore = "needs a GPU"]
 fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
-    for name in FIXTURES {
+    for name in fixtures().chain(rope_fixtures()) {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
             let got = logits(name, Some(DType::F32), world_size, &expected);
@@ -405,9 +417,10 @@ fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
                 got[1], got[2],
                 "{name}, world {world_size}: a recorded pass differs from the eager one"
             );
-            for got in got {
-                assert_eq!(got.len(), expected.logits.len(), "{name}, world {world_size}");
-                for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
+            let stepwise = expected.stepwise.as_ref().unwrap_or(&expected.logits);
+            for (got, want) in got.iter().zip([&expected.logits, stepwise, stepwise]) {
+                assert_eq!(got.len(), want.len(), "{name}, world {world_size}");
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
                     assert!(
                         (got - want).abs() <= 1e-4 + 1e-4 * want.abs(),
                         "{name}, world {world_size}, logit {i}: {got} and should be {want}"
@@ -421,7 +434,7 @@ fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
 #[test]
 #[ignore = "needs a GPU"]
 fn sixteen_bit_models_on_gpus_stay_near_the_f32_reference() {
-    for name in FIXTURES {
+    for name in fixtures() {
         let expected = Expected::read(name);
         let scale = greatest(&expected.logits);
         for dtype in [DType::F16, DType::BF16] {
@@ -439,7 +452,7 @@ fn sixteen_bit_models_on_gpus_stay_near_the_f32_reference() {
 #[test]
 #[ignore = "needs a GPU"]
 fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
-    for name in FIXTURES {
+    for name in fixtures() {
         let expected = Expected::read(name);
         let types =
             if expected.native.is_some() { vec![Some(DType::F32), None] } else { vec![Some(DType::F32)] };
@@ -479,7 +492,7 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
 #[test]
 #[ignore = "needs a GPU"]
 fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
-    for name in FIXTURES {
+    for name in fixtures() {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
             for all in on_gpus(world_size, |group| {
@@ -560,7 +573,7 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
 #[test]
 #[ignore = "needs a GPU"]
 fn prompts_next_tokens_forks_and_truncated_sequences_in_one_pass_have_the_logits_of_the_reference_on_gpus() {
-    for name in FIXTURES {
+    for name in fixtures() {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
             for all in on_gpus(world_size, |group| {

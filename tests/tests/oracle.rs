@@ -1,5 +1,6 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -9,8 +10,10 @@ use ryzanstein_tensor_parallel::{
     Error, GenerateOptions, Llama, LlamaConfig, Passes, Tokenizer, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
-use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
+use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures, world_sizes};
 use ryzanstein_tests::{distance, greatest, on_loopback};
+use safetensors::tensor::TensorView;
+use safetensors::{SafeTensors, serialize};
 
 /// Logits of all positions at once, and the same from the prompt followed by one token at a time.
 fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
@@ -39,7 +42,7 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
 fn at_every_position(
     run: impl Fn(&Arc<Llama>, &Expected, &mut ProcessGroup) -> Vec<(usize, Vec<f32>)> + Sync,
 ) {
-    for name in FIXTURES {
+    for name in fixtures() {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             let mut all = on_loopback(world_size, |group| {
@@ -85,7 +88,7 @@ fn greedy(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
 
 #[test]
 fn the_legal_world_sizes_are_those_the_fixtures_were_made_for() {
-    for name in FIXTURES {
+    for name in fixtures().chain(rope_fixtures()) {
         let config = LlamaConfig::from_folder(&folder(name)).unwrap();
         assert_eq!(legal_world_sizes(&config, 8), world_sizes(name), "{name}");
     }
@@ -93,12 +96,14 @@ fn the_legal_world_sizes_are_those_the_fixtures_were_made_for() {
 
 #[test]
 fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
-    for name in FIXTURES {
+    for name in fixtures().chain(rope_fixtures()) {
         let expected = Expected::read(name);
+        let stepwise = expected.stepwise.as_ref().unwrap_or(&expected.logits);
         for &world_size in world_sizes(name) {
-            for got in logits(name, Some(DType::F32), world_size, &expected) {
-                assert_eq!(got.len(), expected.logits.len(), "{name}, world {world_size}");
-                for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
+            let got = logits(name, Some(DType::F32), world_size, &expected);
+            for (got, want) in got.iter().zip([&expected.logits, stepwise]) {
+                assert_eq!(got.len(), want.len(), "{name}, world {world_size}");
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
                     assert!(
                         (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),
                         "{name}, world {world_size}, logit {i}: {got} and should be {want}"
@@ -140,7 +145,7 @@ fn the_chosen_instruction_set_has_the_logits_and_tokens_of_the_reference() {
 
 #[test]
 fn greedy_decoding_gives_the_reference_tokens_on_every_rank_and_world_size() {
-    for name in FIXTURES {
+    for name in fixtures().chain(rope_fixtures()) {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             for tokens in greedy(name, Some(DType::F32), world_size, &expected) {
@@ -152,7 +157,7 @@ fn greedy_decoding_gives_the_reference_tokens_on_every_rank_and_world_size() {
 
 #[test]
 fn sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_its_tokens() {
-    for name in FIXTURES.into_iter().filter(|name| is_half(name)) {
+    for name in fixtures().filter(|name| is_half(name)) {
         let expected = Expected::read(name);
         let scale = greatest(&expected.logits);
         for &world_size in world_sizes(name) {
@@ -201,9 +206,52 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all() {
 }
 
 #[test]
+fn a_tied_model_uses_a_head_of_its_own_where_the_checkpoint_has_another() {
+    // The same weights with a head: that of the embedding, one that differs in one row, and what the untied model computes.
+    let source = std::fs::read(folder("heads-6").join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&source).unwrap();
+    let embedding = file.tensor("model.embed_tokens.weight").unwrap();
+    let config = std::fs::read_to_string(folder("heads-6").join("config.json")).unwrap();
+    let write = |head: &[u8], config: &str| {
+        let copy = tempfile::tempdir().unwrap();
+        let head = TensorView::new(embedding.dtype(), embedding.shape().into(), head).unwrap();
+        let tensors = file.tensors().into_iter().chain([("lm_head.weight".into(), head)]);
+        std::fs::write(copy.path().join("model.safetensors"), serialize(tensors, None).unwrap()).unwrap();
+        std::fs::write(copy.path().join("config.json"), config).unwrap();
+        copy
+    };
+    let logits = |folder: &Path, from_root: bool| {
+        let mut all = on_loopback(3, |group| {
+            let model = if from_root {
+                Llama::load_from_root(Some(folder), None, Rank(1), group).unwrap()
+            } else {
+                Llama::load(folder, None, group).unwrap()
+            };
+            let mut cache = model.cache(8).unwrap();
+            let logits = model.forward(&[5, 7, 11], &mut cache, group).unwrap();
+            (logits.values().unwrap().into_owned(), model.report().bytes_read)
+        });
+        all.swap_remove(1)
+    };
+    let mut other = embedding.data().to_vec();
+    let row = other.len() / embedding.shape()[0];
+    other[40 * row..41 * row].fill(0);
+    let (tied, bytes) = logits(&folder("heads-6"), false);
+    let (copied, bytes_of_copied) = logits(write(embedding.data(), &config).path(), false);
+    assert_eq!((copied, bytes_of_copied), (tied.clone(), bytes));
+    let untied = config.replace(r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
+    assert_ne!(untied, config);
+    let (want, _) = logits(write(&other, &untied).path(), false);
+    assert_ne!(want, tied);
+    let different = write(&other, &config);
+    assert_eq!(logits(different.path(), false).0, want);
+    assert_eq!(logits(different.path(), true).0, want);
+}
+
+#[test]
 fn a_rank_reads_its_share_and_what_every_rank_holds() {
     // Norms, and KV heads held by several ranks, are read by more than one; nothing else is.
-    for name in FIXTURES {
+    for name in fixtures() {
         for &world_size in world_sizes(name) {
             let reports =
                 on_loopback(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
@@ -213,7 +261,8 @@ fn a_rank_reads_its_share_and_what_every_rank_holds() {
             let kv = 2 * config.kv_heads * config.head_dim * (config.hidden + usize::from(config.qkv_bias));
             let copies = world_size.saturating_sub(config.kv_heads) / config.kv_heads.min(world_size);
             let biases = usize::from(config.output_bias) + usize::from(config.mlp_bias);
-            let whole = (2 * config.layers + 1 + biases * config.layers) * config.hidden;
+            let norms = if config.head_norms { 2 * config.layers * config.head_dim } else { 0 };
+            let whole = (2 * config.layers + 1 + biases * config.layers) * config.hidden + norms;
             let again = (kv * copies * config.layers + whole * (world_size - 1)) * size;
             let read: u64 = reports.iter().map(|r| r.bytes_read).sum();
             assert_eq!(read, total + again as u64, "{name}, world {world_size}");

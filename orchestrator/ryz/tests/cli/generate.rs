@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, logits, world_sizes};
+use ryzanstein_tests::fixtures::{Expected, fixtures, folder, logits, world_sizes};
 use ryzanstein_tests::{distance, greatest};
 
 use crate::support::{Run, text};
@@ -38,7 +38,7 @@ fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
 }
 
 fn every_fixture(ranks: usize) {
-    for fixture in FIXTURES.into_iter().filter(|f| world_sizes(f).contains(&ranks)) {
+    for fixture in fixtures().filter(|f| world_sizes(f).contains(&ranks)) {
         let outcome = generate(fixture, ranks, &["--dtype", "f32"]);
         assert!(outcome.difference <= 1e-4, "{fixture} on {ranks}: {:e}", outcome.difference);
         assert_eq!(outcome.tokens, Expected::read(fixture).tokens, "{fixture} on {ranks}");
