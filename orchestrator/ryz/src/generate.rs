@@ -262,8 +262,8 @@ fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: u
     }
     if length > most {
         return Err(Error::Input(format!(
-            "the prompt has {length} tokens, and the model takes {most} (`max_position_embeddings` of {file}); shorten the \
-             prompt"
+            "the prompt has {length} tokens, and the model takes {most} (`max_position_embeddings` and rope scaling of \
+             {file}); shorten the prompt"
         )));
     }
     // The last token is never fed back, so it needs no position.
@@ -271,7 +271,7 @@ fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: u
     if more > room {
         return Err(Error::Input(format!(
             "--max-new-tokens {more} behind a prompt of {length} tokens needs {} positions, and the model has {most} \
-             (`max_position_embeddings` of {file}); ask for at most --max-new-tokens {room}, or shorten the prompt",
+             (`max_position_embeddings` and rope scaling of {file}); ask for at most --max-new-tokens {room}, or shorten the prompt",
             length + more - 1
         )));
     }

@@ -123,8 +123,8 @@ pub fn plan(config: &LlamaConfig, request: &Request) -> Result<Plan, Error> {
     let context = request.context.unwrap_or(most);
     if context > most {
         return Err(Error::Input(format!(
-            "--context {context}: {} has {most} positions (`max_position_embeddings` of its config.json); ask for at most \
-             --context {most}",
+            "--context {context}: {} has {most} positions (`max_position_embeddings` and rope scaling of its config.json); ask for \
+             at most --context {most}",
             request.model
         )));
     }
