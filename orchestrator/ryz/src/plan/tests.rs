@@ -37,6 +37,7 @@ fn models() -> Vec<Known> {
         });
         with(llama(shape, "bfloat16"), more)
     };
+    let qwen3 = json!({ "architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "sliding_window": null });
     let rope_scaling = json!({ "rope_theta": 500_000.0, "rope_scaling": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
@@ -95,6 +96,18 @@ fn models() -> Vec<Known> {
             &[1, 2, 4],
         ),
         known("Qwen2-0.5B", qwen2([896, 4864, 14, 2, 24, 151_936, 131_072], true), 494_032_768, &[1, 2]),
+        known(
+            "Qwen3-0.6B",
+            with(qwen2([1024, 3072, 16, 8, 28, 151_936, 40_960], true), qwen3.clone()),
+            596_049_920,
+            &[1, 2, 4, 8],
+        ),
+        known(
+            "Qwen3-8B",
+            with(qwen2([4096, 12288, 32, 8, 36, 151_936, 40_960], false), qwen3),
+            8_190_735_360,
+            &[1, 2, 4, 8],
+        ),
         known(
             "TinyLlama-1.1B",
             llama([2048, 5632, 32, 4, 22, 32000, 2048], "bfloat16"),
