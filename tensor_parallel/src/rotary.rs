@@ -93,6 +93,9 @@ enum Longer {
 
 impl Rotary {
     /// Computes the frequencies for heads of `head_dim` elements: `theta^(-2i / head_dim)`, scaled.
+    ///
+    /// # Panics
+    /// Panics if a list of [`RotaryScaling::LongRope`] has fewer than `head_dim / 2` divisors.
     pub fn new(head_dim: usize, theta: f64, scaling: &RotaryScaling) -> Self {
         let powers = powers(head_dim, theta as f32);
         let each = |frequency: &dyn Fn(usize, f32) -> f32| -> Vec<f32> {
