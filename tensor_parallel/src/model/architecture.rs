@@ -59,7 +59,7 @@ pub(super) enum Window {
 }
 
 /// All supported architectures.
-pub static ARCHITECTURES: [Architecture; 4] = [
+pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "Llama",
         class: "LlamaForCausalLM",
