@@ -209,12 +209,15 @@ fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DTy
 
 #[test]
 fn the_footprint_is_what_loading_and_the_cache_really_take() {
-    // Biases, a vocabulary that is not divisible, and one key/value head for two ranks; and heads of another length, tied.
+    // Biases, a vocabulary that is not divisible, and one key/value head for two ranks; heads of another length, tied; and norms
+    // of heads.
     let configs = [
         r#"{"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
             "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 101}"#,
         r#"{"model_type": "llama", "hidden_size": 48, "intermediate_size": 32, "num_attention_heads": 4, "head_dim": 16,
             "num_hidden_layers": 3, "vocab_size": 200, "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true}"#,
+        r#"{"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "num_hidden_layers": 2, "vocab_size": 200, "rope_scaling": {"type": "dynamic", "factor": 2}}"#,
     ];
     for config in configs {
         let config = LlamaConfig::from_json(Path::new("config.json"), config, None).unwrap();
