@@ -101,12 +101,11 @@ pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
     let mut all: Vec<Found> = Vec::new();
     for (index, text) in lines.into_iter().enumerate() {
         let Line::Known { entry, .. } = explainer.explain(&text) else { continue };
-        match all.iter_mut().find(|found| found.entry.id == entry.id) {
-            Some(found) => found.count += 1,
-            None => {
-                let text = without_colors(&text).trim().to_owned();
-                all.push(Found { entry, line: index + 1, text, count: 1 });
-            }
+        if let Some(found) = all.iter_mut().find(|found| found.entry.id == entry.id) {
+            found.count += 1;
+        } else {
+            let text = without_colors(&text).trim().to_owned();
+            all.push(Found { entry, line: index + 1, text, count: 1 });
         }
     }
     all

@@ -199,12 +199,11 @@ impl Stream {
         if let Ok(room) = self.0.room.acquire_many(reserved as u32).await {
             room.forget();
             self.0.queue(|state| {
-                match writer {
-                    Some(writer) => state.last_line.append(writer, bytes, &mut state.queued),
-                    None => {
-                        state.last_line.break_line(&mut state.queued);
-                        state.queued.extend_from_slice(bytes);
-                    }
+                if let Some(writer) = writer {
+                    state.last_line.append(writer, bytes, &mut state.queued);
+                } else {
+                    state.last_line.break_line(&mut state.queued);
+                    state.queued.extend_from_slice(bytes);
                 }
                 state.reserved += reserved;
             });

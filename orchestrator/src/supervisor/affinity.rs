@@ -39,7 +39,9 @@ pub(super) fn of_ranks(config: &Config, ranks: usize) -> Vec<CpuSet> {
 
 fn set(processors: &[usize]) -> CpuSet {
     let mut set = CpuSet::new();
-    processors.iter().for_each(|number| set.set(*number));
+    for number in processors {
+        set.set(*number);
+    }
     set
 }
 

@@ -56,7 +56,9 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             }
             let lines = log.end.split(|byte| *byte == b'\n');
             let mut found = catalogue::scan(lines.map(|line| String::from_utf8_lossy(line).into_owned()));
-            found.iter_mut().for_each(|found| found.line += log.skipped_lines);
+            for found in &mut found {
+                found.line += log.skipped_lines;
+            }
             found
         }
         words => catalogue::scan(words.join(" ").lines().map(str::to_owned)),

@@ -77,8 +77,8 @@ fn the_last_words_before_a_sigkill_are_not_its_cause() {
 
 #[test]
 fn the_error_is_told_not_the_frames_below_it() {
-    let frames: String =
-        (0..20).map(|i| format!("echo 'frame #{i}: <unknown function> + 0x1' >&2; ")).collect();
+    let frames = (0..20).map(|i| format!("echo 'frame #{i}: <unknown function> + 0x1' >&2; "));
+    let frames = frames.collect::<Vec<_>>().concat();
     let error = "echo 'CUDA error: an illegal memory access was encountered' >&2";
     let first = first_failure(&format!("{error}; {frames} kill -ABRT $$"), "exec sleep 612");
     assert_eq!(first["cause"], "CUDA error: an illegal memory access was encountered", "{first}");

@@ -205,8 +205,12 @@ impl Run<'_> {
     /// continue only if this rank yields.
     fn shares_processor(&mut self) -> bool {
         let processor = rustix::thread::sched_getcpu() as u32;
+        let mut shares = false;
         // Every peer is told, also after one that shares the processor.
-        self.links.iter_mut().fold(false, |shares, link| link.shares_processor(processor) || shares)
+        for link in self.links.iter_mut() {
+            shares |= link.shares_processor(processor);
+        }
+        shares
     }
 
     /// Waits as [`wait`](Self::wait) does, in several parts, between which another thread can end the call.

@@ -59,12 +59,11 @@ fn wrapped(text: &str) -> String {
 fn written(entry: &Entry) -> String {
     let Entry { id, sample, cause, remedy, source, .. } = entry;
     let remedy = escaped(&sentence(remedy));
-    let (heading, text) = match source {
-        Some(address) => (format!("[{id}]({address})"), wrapped(&remedy)),
-        None => {
-            let cause = wrapped(&format!("**Cause.** {}", escaped(&sentence(cause))));
-            (id.clone(), format!("{cause}\n{}", wrapped(&format!("**Remedy.** {remedy}"))))
-        }
+    let (heading, text) = if let Some(address) = source {
+        (format!("[{id}]({address})"), wrapped(&remedy))
+    } else {
+        let cause = wrapped(&format!("**Cause.** {}", escaped(&sentence(cause))));
+        (id.clone(), format!("{cause}\n{}", wrapped(&format!("**Remedy.** {remedy}"))))
     };
     format!("\n### {heading}\n\n```text\n{}\n```\n\n{text}\n", wrapped(sample.trim()))
 }

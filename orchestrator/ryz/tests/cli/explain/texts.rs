@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct Pasted {
     entry: String,
     source: String,
     text: String,
@@ -13,10 +13,10 @@ struct Text {
 
 #[derive(Deserialize)]
 struct Texts {
-    texts: Vec<Text>,
+    texts: Vec<Pasted>,
 }
 
-fn texts() -> Vec<Text> {
+fn texts() -> Vec<Pasted> {
     let Texts { texts } = toml::from_str(include_str!("texts.toml")).expect("well formed");
     assert!(texts.iter().all(|text| text.source.starts_with("https://")), "a text has no source");
     texts
@@ -27,7 +27,7 @@ fn pasted_texts_are_explained_by_their_entries() {
     let texts = texts();
     let wrong: Vec<_> = texts
         .iter()
-        .map(|Text { entry, text, .. }| (entry, find(text).map(|found| &found.id), text))
+        .map(|Pasted { entry, text, .. }| (entry, find(text).map(|found| &found.id), text))
         .filter(|(entry, found, _)| *found != Some(*entry))
         .collect();
     assert!(wrong.is_empty() && texts.len() > 60, "of {} texts: {wrong:#?}", texts.len());
@@ -35,7 +35,7 @@ fn pasted_texts_are_explained_by_their_entries() {
 
 #[test]
 fn what_a_terminal_and_a_launcher_add_to_a_text_changes_no_explanation() {
-    for Text { entry, text, .. } in texts() {
+    for Pasted { entry, text, .. } in texts() {
         let line = |line: &str| format!("\x1b[36m[rank 3]\x1b[0m {}", line.to_ascii_uppercase());
         let lines: Vec<_> = text.lines().map(line).collect();
         let found = scan(lines);
