@@ -293,7 +293,7 @@ fn a_wrong_value_is_refused_with_its_source_what_was_expected_and_an_example() {
         (
             "process_group.coalesce",
             "25mb",
-            "expected a size in bytes, or a number with a unit (KB, MB, GB, TB; KiB, MiB, GiB, TiB), such as \
+            "expected a size in bytes, or a number with a unit (KB, MB, GB, TB; KiB or K, MiB or M, GiB or G, TiB or T), such as \
              `25MiB`, not `25mb` (`mb` is not a unit of size)",
         ),
         (

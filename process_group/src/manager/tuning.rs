@@ -22,13 +22,13 @@ pub fn user_file(state: &Path) -> PathBuf {
     state.join("ryzanstein").join("paths.json")
 }
 
-/// Describes the machine of this process.
+/// Describes the machine of this process: all of its processors, whichever this rank may use.
 pub fn machine() -> Machine {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let architecture = || rustix::system::uname().machine().to_string_lossy().into_owned();
     Machine {
         cpu: model(&info).unwrap_or_else(architecture),
-        cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        cpus: info.lines().filter(|line| line.starts_with("processor")).count().max(1),
         gpus: gpus(),
     }
 }

@@ -39,7 +39,7 @@ fn operation(name: &str) -> Option<Operation> {
 pub struct Machine {
     /// The processor's model.
     pub cpu: String,
-    /// Number of processors that the process may use.
+    /// Number of its processors.
     pub cpus: usize,
     /// The GPUs and their driver; empty if there are none.
     #[serde(default, skip_serializing_if = "String::is_empty")]

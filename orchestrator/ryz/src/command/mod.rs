@@ -192,7 +192,7 @@ fn parse() -> Cli {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     // mpirun's flag would be read as `-n p`.
     if let [_, command, flag, ..] = arguments.as_mut_slice()
-        && *command == *launch::NAME
+        && [launch::NAME, launch::SUPERVISE].iter().any(|name| *command == **name)
         && *flag == *"-np"
     {
         *flag = "-n".into();

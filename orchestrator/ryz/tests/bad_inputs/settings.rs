@@ -9,7 +9,7 @@ pub(crate) fn flags() -> Vec<Case> {
         Case::new("lanch", &["unrecognized subcommand 'lanch'", "similar", "'launch'"]),
         Case::new("--nonsense", &["unexpected argument '--nonsense'", "--help"]),
         Case::new("launch --nonsense", &["unexpected argument '--nonsense'", "--help"]),
-        Case::new("launch true", &["unexpected argument 'true'", "Usage: ryz launch"]),
+        Case::new("launch true", &["world size is not set", "--world-size N"]),
         Case::new("launch", &["world size is not set", "--world-size N", "job.world_size"]),
         Case::new("launch --world-size", &["a value is required for '--world-size <N>'"]),
         Case::new("launch -n 0 -- true", &["--world-size", "from 1 to 65536", "not `0`"]),
@@ -248,7 +248,9 @@ pub(crate) fn joining() -> Vec<Case> {
         master(&["MASTER_PORT is 70000", "65535"]).variable("RANK", "0").variable("MASTER_PORT", "70000"),
         master(&["MASTER_ADDR", "has no address"])
             .variable("RANK", "0")
-            .variable("MASTER_ADDR", "no-such-host.invalid"),
+            .variable("MASTER_ADDR", "no-such-host.invalid")
+            .variable("RYZ_RENDEZVOUS__TIMEOUT", "1s")
+            .code(1),
         master(&["WORLD_SIZE", "from 1 to 65536"]).variable("RANK", "0").variable("WORLD_SIZE", "4294967295"),
         master(&["needs a secret", "RYZ_SECRET_FILE", "mode 0600"])
             .variable("RANK", "1")
