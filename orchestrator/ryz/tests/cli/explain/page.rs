@@ -55,17 +55,24 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
+/// The beginning of a message.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 110;
+    let end: String = text.chars().take(MOST).collect();
+    if end.len() < text.len() { end.trim_end().to_owned() + " …" } else { end }
+}
+
 /// An entry as the page must have it.
 fn written(entry: &Entry) -> String {
     let Entry { id, sample, cause, remedy, source, .. } = entry;
     let remedy = escaped(&sentence(remedy));
-    let (heading, text) = if let Some(address) = source {
-        (format!("[{id}]({address})"), wrapped(&remedy))
-    } else {
-        let cause = wrapped(&format!("**Cause.** {}", escaped(&sentence(cause))));
-        (id.clone(), format!("{cause}\n{}", wrapped(&format!("**Remedy.** {remedy}"))))
-    };
-    format!("\n### {heading}\n\n```text\n{}\n```\n\n{text}\n", wrapped(sample.trim()))
+    if let Some(address) = source {
+        let (line, remedy) = (shortened(sample.trim()), wrapped(&remedy));
+        return format!("\n### [{id}]({address})\n\n```text\n{line}\n```\n\n{remedy}\n");
+    }
+    let cause = wrapped(&format!("**Cause.** {}", escaped(&sentence(cause))));
+    let remedy = wrapped(&format!("**Remedy.** {remedy}"));
+    format!("\n### {id}\n\n```text\n{}\n```\n\n{cause}\n{remedy}\n", wrapped(sample.trim()))
 }
 
 #[test]
