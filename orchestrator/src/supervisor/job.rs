@@ -126,7 +126,12 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
             .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
     };
     let shown = name.display();
-    let refuse = |why: String| Err(LaunchError::Configuration(why));
+    let refuse = |why: String| {
+        let is_script = name.extension().is_some_and(|extension| extension == "py");
+        let hint =
+            if is_script { format!("; to run it with Python: python3 {shown}") } else { String::new() };
+        Err(LaunchError::Configuration(why + &hint))
+    };
     if name.components().count() > 1 {
         return match std::fs::metadata(name) {
             Err(error) => refuse(format!(

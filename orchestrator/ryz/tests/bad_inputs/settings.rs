@@ -10,6 +10,7 @@ pub(crate) fn flags() -> Vec<Case> {
         Case::new("--nonsense", &["unexpected argument '--nonsense'", "--help"]),
         Case::new("launch --nonsense", &["unexpected argument '--nonsense'", "--help"]),
         Case::new("launch true", &["world size is not set", "--world-size N"]),
+        Case::new("launch -n 2 train.py", &["`train.py` is not on the PATH", "python3 train.py"]),
         Case::new("launch", &["world size is not set", "--world-size N", "job.world_size"]),
         Case::new("launch --world-size", &["a value is required for '--world-size <N>'"]),
         Case::new("launch -n 0 -- true", &["--world-size", "from 1 to 65536", "not `0`"]),
