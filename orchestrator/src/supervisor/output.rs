@@ -129,12 +129,10 @@ async fn pump(mut stream: impl AsyncRead + Unpin, to: Option<Sink>, mut log: Log
             }
             continue;
         };
-        let is_whole = is_end || read.is_none() || buffer.len() == PIECE || writer.is_none();
-        let ready = if is_whole {
-            buffer.len()
-        } else {
-            buffer.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1)
-        };
+        let lines = buffer.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+        let is_too_long = lines == 0 && buffer.len() == PIECE;
+        let is_all_ready = is_end || read.is_none() || writer.is_none() || is_too_long;
+        let ready = if is_all_ready { buffer.len() } else { lines };
         if ready > 0 {
             out.write(writer.as_ref(), &buffer[..ready]).await;
             buffer.drain(..ready);
