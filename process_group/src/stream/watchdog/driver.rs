@@ -17,7 +17,7 @@ use crate::membership::roster::Member;
 use crate::stream::control_mesh::{ControlMesh, PeerEvent};
 use crate::stream::control_message::ControlMessage;
 
-/// Interval at which the driver looks by itself; an event on a link wakes it at once.
+/// Interval at which the driver polls. An event on a link wakes it at once.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Time for the other members to learn that a group is given up. When its kernels are ended then, those of the other members
 /// continue with whatever data they find.

@@ -11,7 +11,7 @@ const RETIREMENT: Duration = Duration::from_secs(5);
 
 /// The library that moves a group's data, as a watchdog monitors it.
 pub(crate) trait Monitored: Send + Sync {
-    /// Returns an error that the library has found by itself.
+    /// Returns an error that the library reports.
     fn async_error(&self) -> Option<Error>;
 
     /// Ends it in good order, after all calls. May block for as long as the library does.

@@ -174,7 +174,7 @@ impl ObserverThread {
         let stream = &self.stream;
         let mut placed = None;
         let mut mark = || {
-            // An engine captures its stream by itself: the mark would become part of its graph.
+            // The engine is capturing its stream, so the mark would become part of its graph.
             if !stream.is_capturing()? {
                 let event = Event::new(stream, false)?;
                 event.record(stream)?;

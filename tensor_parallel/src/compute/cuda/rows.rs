@@ -193,7 +193,7 @@ impl Kernels {
     }
 
     /// Normalises each query and key head of the rows of `qkv`, in place, as [`rms_norm`](Self::rms_norm) does a row. The caller has
-    /// checked that each row has so many query and key heads, and that the weights are as long as a head.
+    /// checked the number of query and key heads of each row, and that each weight vector has the length of a head.
     ///
     /// # Errors
     /// Returns an error if the weights are not in the memory of the GPU, or not of one type.

@@ -1,4 +1,4 @@
-//! A group of watchdog cores in virtual time, with its links, its GPUs, its callers and their faults. Nothing happens by itself: the
+//! A group of watchdog cores in virtual time, with its links, its GPUs, its callers and their faults. Nothing happens without a step: the
 //! rules play a script, and the runs choose every step.
 
 use std::cell::Cell;

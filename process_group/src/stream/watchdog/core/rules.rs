@@ -320,7 +320,7 @@ fn a_member_that_has_made_more_calls_is_named_by_the_others() {
     net.report(1, CallerEvent::Idle);
     net.leave_verified([0, 1], 5 * SECOND);
     net.run_for(SECOND);
-    // The member that has made more misses the other's call; the other is told of it, or finds it itself.
+    // The member that has made more calls misses one of the other's. It tells the other, or the other finds out.
     for member in [0, 1] {
         says(&net, member, "left the group without call 2");
     }
