@@ -211,6 +211,30 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_two_ranks_that_write_much_are_not_broken() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let stream = Stream::start("test", writer);
+        let lines = (0..400_000).map(|i| format!("{:05}\n", i % 100_000)).collect::<Vec<_>>().concat();
+        let forward = |id: usize| {
+            let to = Sink { stream: stream.clone(), writer: Some(Writer { id, prefix: format!("{id}> ") }) };
+            let log = Logger { log: None, unwritten: Arc::default() };
+            pump(lines.as_bytes(), Some(to), log, Tail::default())
+        };
+        // More than the queue holds, so that the two take turns. Each line has its prefix, five digits and an end.
+        let read = std::thread::spawn(move || {
+            let mut shown = vec![0; 2 * 400_000 * 9];
+            io::Read::read_exact(&mut reader, &mut shown).map(|()| shown)
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(async { tokio::join!(forward(0), forward(1)) });
+        let shown = read.join().expect("no panic").expect("as many bytes");
+        for line in shown.chunks(9) {
+            let digits = &line[3..8];
+            assert!(line.ends_with(b"\n") && digits.iter().all(u8::is_ascii_digit), "{line:?}");
+        }
+    }
+
+    #[test]
     fn of_a_long_line_the_end_is_kept() {
         let end = text(&pumped(&("x".repeat(200_000) + " the cause")));
         assert!(end.ends_with("x the cause") && end.len() == BYTES_KEPT, "{}", end.len());

@@ -192,8 +192,8 @@ impl Kernels {
         unsafe { call.launch([grid, 1], half.next_multiple_of(32).min(256)) }
     }
 
-    /// Normalises each query and key head of the rows of `qkv`, in place, as [`rms_norm`](Self::rms_norm) does a row. The caller has
-    /// checked the number of query and key heads of each row, and that each weight vector has the length of a head.
+    /// Normalises each query and key head of the rows of `qkv`, in place, as [`rms_norm`](Self::rms_norm) does a row. The caller
+    /// has checked the number of query and key heads of each row, and that each weight vector has the length of a head.
     ///
     /// # Errors
     /// Returns an error if the weights are not in the memory of the GPU, or not of one type.

@@ -1,5 +1,5 @@
-//! A group of watchdog cores in virtual time, with its links, its GPUs, its callers and their faults. Nothing happens without a step: the
-//! rules play a script, and the runs choose every step.
+//! A group of watchdog cores in virtual time, with its links, its GPUs, its callers and their faults. Nothing happens
+//! without a step: the rules play a script, and the runs choose every step.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
