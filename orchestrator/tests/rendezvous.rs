@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{
     BackendChoice, Config, EncryptionChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout,
 };
-use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, connect, listen};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::rendezvous::{Client, Environment, Identity, Server, connect, listen};
 use ryzanstein_orchestrator::status::wire::{Group, Report};
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
-    BackendKind, Candidate, Capability, Cpus, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
+    BackendKind, Candidate, Capability, Cpus, Epoch, Error, Membership, Rank, ReduceOp, Rendezvous, Secret,
+    store,
 };
 
 fn within(seconds: u64) -> Instant {
@@ -248,6 +250,42 @@ fn a_rank_that_finds_the_secret_in_a_file_is_told_at_once_of_other_settings() {
     let error = connect(&config, &environment).expect_err("refused").to_string();
     assert!(error.contains("this end does not encrypt"), "{error}");
     assert!(Instant::now() < deadline, "it was not tried again and again");
+}
+
+#[test]
+fn ranks_finalize_and_initialize_again() {
+    const RANKS: usize = 3;
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = free.local_addr().expect("bound").port();
+    drop(free);
+    std::thread::scope(|scope| {
+        for rank in 0..RANKS {
+            let environment: Environment = [
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.to_string()),
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", RANKS.to_string()),
+                ("XDG_RUNTIME_DIR", folder.path().display().to_string()),
+            ]
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+            scope.spawn(move || {
+                for round in 1..=3 {
+                    let builder = Orchestrator::builder().environment(environment.clone());
+                    let mut orchestrator =
+                        builder.set("process_group.backend", "tcp").initialize().expect("initialized");
+                    let world = orchestrator.manager().world();
+                    assert_eq!(world.rank().index(), rank, "in round {round}");
+                    let mut x = [1.0f32; 100];
+                    world.all_reduce(&mut x, ReduceOp::Sum).expect("reduced");
+                    assert!(x.iter().all(|x| *x == RANKS as f32), "in round {round}");
+                    orchestrator.finalize().expect("finalized");
+                }
+            });
+        }
+    });
 }
 
 #[test]

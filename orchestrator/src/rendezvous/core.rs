@@ -11,7 +11,7 @@ mod key_values;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
-use ryzanstein_process_group::{Epoch, Rank};
+use ryzanstein_process_group::{Epoch, Member, Rank};
 
 use self::admission::Admission;
 #[cfg(test)]
@@ -51,6 +51,8 @@ pub(crate) struct Core {
     epoch: Epoch,
     admission: Admission,
     joined: Option<Joined>,
+    /// The ranks whose processes have ended in this epoch, and how.
+    exited: BTreeMap<Rank, String>,
     /// The reason why joining and waiting are refused for the rest of this epoch.
     closed: Option<Refusal>,
     values: KeyValues,
@@ -70,6 +72,7 @@ impl Core {
             epoch,
             admission: Admission::new(world_size),
             joined: None,
+            exited: BTreeMap::new(),
             closed: None,
             values: KeyValues::default(),
             barriers: HashMap::new(),
@@ -80,9 +83,15 @@ impl Core {
         }
     }
 
-    /// Returns the data that every rank receives, once all have joined.
+    /// Returns the data that every rank receives, once all have joined. Processes that have joined may join again; when all of
+    /// them have, this is replaced.
     pub(crate) const fn joined(&self) -> Option<&Joined> {
         self.joined.as_ref()
+    }
+
+    /// Returns the number of processes that wait until all have joined.
+    pub(crate) fn joining(&self) -> usize {
+        self.admission.len()
     }
 
     /// Returns the current epoch.
@@ -166,10 +175,8 @@ impl Core {
             }
             Event::Disconnected(request) => self.gone(request),
             Event::ProcessExited(rank, how) => {
-                if self.joined.is_none() && self.closed.is_none() && !self.admission.contains(rank) {
-                    let why = format!("rank {rank} {how} without joining");
-                    self.close(Refusal::Refused(why), &mut actions);
-                }
+                self.exited.insert(rank, how);
+                self.miss_exited(&mut actions);
             }
             Event::JobFailed(why) => self.close(Refusal::Refused(why), &mut actions),
             Event::NewEpoch(epoch) => {
@@ -210,20 +217,26 @@ impl Core {
     }
 
     fn join(&mut self, now: Time, request: RequestId, join: Join, actions: &mut Vec<Action>) {
-        if let Err(refusal) =
-            self.may_join(&join).and_then(|()| self.admission.admit(request, join.participant))
-        {
+        let admitted = self.may_join(&join).and_then(|()| {
+            let participant = self.member_again(join.participant)?;
+            self.admission.admit(request, participant)
+        });
+        if let Err(refusal) = admitted {
             actions.push((request, Err(refusal)));
             return;
         }
         self.wait(request, Wait::Join { since: now, deadline: join.deadline });
         if !self.admission.is_complete() {
+            self.miss_exited(actions);
             actions.extend(self.expire(now));
             return;
         }
-        let (requests, roster, candidates) = self.admission.assign_ranks(self.epoch);
+        let admission = std::mem::replace(&mut self.admission, Admission::new(self.world_size));
+        let (requests, roster, candidates) = admission.assign_ranks(self.epoch);
         match ryzanstein_process_group::select_backend(&candidates) {
             Ok(selection) => {
+                // The groups of an earlier membership used the same keys.
+                self.values.forget_members();
                 self.joined = Some(Joined { roster, selection });
                 for (rank, request) in Rank::all(requests.len()).zip(requests) {
                     self.stop_waiting(request);
@@ -231,6 +244,37 @@ impl Core {
                 }
             }
             Err(error) => self.close(Refusal::Configuration(error.to_string()), actions),
+        }
+    }
+
+    /// Returns a process that joins after all have joined as the member that it is: one that has finalized and initializes
+    /// again. Refuses any other process.
+    fn member_again(&self, participant: Participant) -> Result<Participant, Refusal> {
+        let Some(joined) = &self.joined else { return Ok(participant) };
+        let candidate = &participant.candidate;
+        let is_same = |member: &Member| member.host == candidate.host && member.pid == candidate.pid;
+        let members = &joined.roster.members;
+        match participant.rank.and_then(|rank| members.get(rank.index())) {
+            Some(holder) if is_same(holder) => Ok(participant),
+            Some(holder) => Err(admission::taken(&participant, holder.rank, &holder.host, holder.pid)),
+            None => {
+                let own = members.iter().find(|own| is_same(own) && !self.admission.contains(own.rank));
+                let rank = own.ok_or_else(|| admission::all_taken(&participant, self.world_size))?.rank;
+                Ok(Participant { rank: Some(rank), ..participant })
+            }
+        }
+    }
+
+    /// Refuses joins that cannot complete, because a process that has not joined has ended.
+    fn miss_exited(&mut self, actions: &mut Vec<Action>) {
+        let is_joining = self.joined.is_none() || !self.admission.is_empty();
+        if !is_joining || self.closed.is_some() {
+            return;
+        }
+        let missed = self.exited.iter().find(|(rank, _)| !self.admission.contains(**rank));
+        if let Some((rank, how)) = missed {
+            let again = if self.joined.is_some() { " again" } else { "" };
+            self.close(Refusal::Refused(format!("rank {rank} {how} without joining{again}")), actions);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
@@ -15,16 +16,28 @@ use super::{listen, secret};
 /// Timeout of rank 0 for the others to disconnect at the end.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The server of this process. It stays after the ranks have finalized, so that they may initialize again in any order.
+static SERVING: Mutex<Option<Serving>> = Mutex::new(None);
+
+/// A server, and the job that it serves.
+struct Serving {
+    address: SocketAddr,
+    ranks: u32,
+    epoch: Epoch,
+    secret: Secret,
+    server: Arc<Server>,
+}
+
 /// The server in this process, and this rank's own connection to it.
 pub(super) struct Host {
     /// Taken only by drop.
     client: Option<Client>,
-    server: Server,
+    server: Arc<Server>,
     secret_file: Option<PathBuf>,
 }
 
 impl Host {
-    /// Serves at `address`, with the given secret, or with a fresh one that it leaves in the file.
+    /// Serves at `address`, with the given secret, or with a random one that it leaves in the file.
     pub(super) fn start(
         config: &Config,
         identity: Identity,
@@ -33,29 +46,20 @@ impl Host {
         (given, shared): (Option<Secret>, PathBuf),
         deadline: Instant,
     ) -> Result<Self> {
-        let listener = listen::bind(address).map_err(|error| {
-            Error::Rendezvous(listen::explain(&server, &error, "MASTER_ADDR and MASTER_PORT"))
-        })?;
-        let (secret, secret_file) = if let Some(secret) = given {
-            (secret, None)
-        } else {
+        let security = Security::new(&config.security)?;
+        let secret_file = given.is_none().then_some(shared);
+        let (secret, serving) = serve(config, &security, &identity, (&server, address), given)?;
+        if let Some(file) = &secret_file {
             // Only the process that bound the port writes the file.
-            let secret = Secret::random();
-            secret::to_file(&secret, &shared).map_err(|error| {
+            secret::to_file(&secret, file).map_err(|error| {
                 Error::Rendezvous(format!(
                     "cannot leave the secret for the other ranks in {}: {error}",
-                    shared.display()
+                    file.display()
                 ))
             })?;
-            (secret, Some(shared))
-        };
-        let epoch = identity.epoch.unwrap_or(Epoch(1));
-        let security = Security::new(&config.security)?;
-        let (ranks, protected) = (identity.world_size, security.clone());
-        let hosting = Server::start(listener, secret.clone(), protected, ranks, epoch, &config.rendezvous)
-            .map_err(Error::system("cannot serve the rendezvous"))?;
+        }
         let client = Client::connect(server, secret, security, identity, deadline)?;
-        Ok(Self { client: Some(client), server: hosting, secret_file })
+        Ok(Self { client: Some(client), server: serving, secret_file })
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -63,16 +67,47 @@ impl Host {
     }
 }
 
+/// Returns the secret and the server of this job: those of an earlier membership, or new ones.
+fn serve(
+    config: &Config,
+    security: &Security,
+    identity: &Identity,
+    (name, address): (&HostPort, SocketAddr),
+    given: Option<Secret>,
+) -> Result<(Secret, Arc<Server>)> {
+    let (ranks, epoch) = (identity.world_size, identity.epoch.unwrap_or(Epoch(1)));
+    let mut serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_same = |serving: &Serving| {
+        (serving.address, serving.ranks, serving.epoch) == (address, ranks, epoch)
+            && given.as_ref().is_none_or(|given| *given == serving.secret)
+    };
+    // Another job may need the port.
+    if serving.as_ref().is_some_and(|serving| !is_same(serving)) {
+        *serving = None;
+    }
+    if let Some(serving) = &*serving {
+        return Ok((serving.secret.clone(), Arc::clone(&serving.server)));
+    }
+    let listener = listen::bind(address)
+        .map_err(|error| Error::Rendezvous(listen::explain(name, &error, "MASTER_ADDR and MASTER_PORT")))?;
+    let secret = given.unwrap_or_else(Secret::random);
+    let server = Server::start(listener, secret.clone(), security.clone(), ranks, epoch, &config.rendezvous)
+        .map_err(Error::system("cannot serve the rendezvous"))?;
+    let server = Arc::new(server);
+    *serving = Some(Serving { address, ranks, epoch, secret: secret.clone(), server: Arc::clone(&server) });
+    Ok((secret, server))
+}
+
 impl Drop for Host {
     fn drop(&mut self) {
-        // Only connecting needs the secret, and this job is over.
+        // Only connecting needs the secret, and rank 0 leaves it again when it initializes again.
         if let Some(path) = &self.secret_file {
             let _ = std::fs::remove_file(path);
         }
         drop(self.client.take());
-        // Other ranks may still wait for an answer.
+        // Other ranks may still wait for an answer, those that join again excepted: they wait for this rank.
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
-        while self.server.connections() > 0 && Instant::now() < deadline {
+        while self.server.connections() > self.server.joining() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
     }

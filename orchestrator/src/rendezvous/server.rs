@@ -147,6 +147,11 @@ impl Server {
         self.shared.state().core.joined().is_some()
     }
 
+    /// Returns the number of ranks that have joined and wait for the others.
+    pub(super) fn joining(&self) -> usize {
+        self.shared.state().core.joining()
+    }
+
     /// Returns a counter of the store; 0 if it does not exist.
     pub(crate) fn counter(&self, key: &str) -> i64 {
         self.shared.state().core.counter(key)
@@ -272,12 +277,12 @@ impl Shared {
 impl State {
     fn perform(&mut self, actions: Vec<Action>) {
         for (request, answer) in actions {
+            if matches!(answer, Ok(Reply::Rank(_))) {
+                self.roster = None;
+            }
             if let Some(reply) = self.replies.remove(&request) {
                 let _ = reply.send(answer);
             }
-        }
-        if self.core.joined().is_none() {
-            self.roster = None;
         }
     }
 }

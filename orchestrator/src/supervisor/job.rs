@@ -1,7 +1,7 @@
 //! The part of a job that this node launches.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,9 @@ use ryzanstein_config::Config;
 use ryzanstein_process_group::Rank;
 
 use crate::rendezvous::secret::SecretError;
+
+/// Maximum number of bytes that the system reads of a script's first line.
+const LONGEST_FIRST_LINE: u64 = 256;
 
 /// The reason why a job could not be launched.
 #[derive(Debug, thiserror::Error)]
@@ -143,12 +146,12 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
             Ok(_) if !executable(name) => refuse(format!(
                 "the program `{shown}` is not executable; `chmod +x {shown}`, or name its interpreter first"
             )),
-            Ok(_) => Ok(()),
+            Ok(_) => check_interpreter(name),
         };
     }
-    let mut folders = search_path.unwrap_or_default().split(':');
-    if folders.any(|folder| executable(&Path::new(folder).join(name))) {
-        return Ok(());
+    let mut found = search_path.unwrap_or_default().split(':').map(|folder| Path::new(folder).join(name));
+    if let Some(program) = found.find(|program| executable(program)) {
+        return check_interpreter(&program);
     }
     if executable(name) {
         return refuse(format!(
@@ -158,9 +161,67 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
     refuse(format!("the program `{shown}` is not on the PATH; check the spelling, or give its full path"))
 }
 
+/// Refuses a script whose first line names a program that does not exist. The system's own error names the script.
+fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
+    let mut start = Vec::new();
+    // A program that may be run but not read is no script.
+    let Ok(file) = std::fs::File::open(script) else { return Ok(()) };
+    let read = file.take(LONGEST_FIRST_LINE).read_to_end(&mut start);
+    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let Some(line) = line.strip_prefix(b"#!").filter(|_| read.is_ok()) else { return Ok(()) };
+    let line = String::from_utf8_lossy(line);
+    let named = line.trim_start_matches([' ', '\t']).split([' ', '\t']).next().unwrap_or_default();
+    if named.is_empty() || Path::new(named).exists() {
+        return Ok(());
+    }
+    let shown = script.display();
+    let why = match named.strip_suffix('\r') {
+        Some(named) => format!(
+            "its first line, which names the interpreter `{named}`, ends in CR LF; convert it: sed -i 's/\\r$//' {shown}"
+        ),
+        None => format!(
+            "its first line names the interpreter `{named}`, which does not exist; install it, or correct the line"
+        ),
+    };
+    Err(LaunchError::Configuration(format!("the program `{shown}` cannot be run: {why}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_script_without_its_interpreter_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cases: [(&[u8], Option<&str>); 7] = [
+            (
+                b"#!/no/such/python3 -u\nprint(1)\n",
+                Some("interpreter `/no/such/python3`, which does not exist; install it"),
+            ),
+            (b"#! /no/such/python3\n", Some("interpreter `/no/such/python3`")),
+            (b"#!/bin/sh\r\necho\r\n", Some("ends in CR LF; convert it: sed -i 's/\\r$//' ")),
+            (b"#!/bin/sh -e\n", None),
+            (b"#!", None),
+            (b"\x7fELF", None),
+            (b"", None),
+        ];
+        for (text, expected) in cases {
+            let script = folder.path().join("script");
+            std::fs::write(&script, text).expect("written");
+            std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))
+                .expect("made executable");
+            let path = folder.path().display().to_string();
+            for outcome in [check_program(&script, None), check_program("script".as_ref(), Some(&path))] {
+                match expected {
+                    None => outcome.expect("nothing is wrong"),
+                    Some(expected) => {
+                        let error = outcome.expect_err("refused").to_string();
+                        assert!(error.contains(expected), "{error}");
+                    }
+                }
+            }
+        }
+    }
 
     fn job(ranks: u32, nodes: u32, node: u32) -> Job {
         let mut config = Config::default();

@@ -500,7 +500,13 @@ impl<'a> Supervisor<'a> {
                 processors,
             )
             .unwrap_or_else(|error| {
-                RankProcess::not_started(format!("cannot run `{}`: {error}", self.job.program.display()))
+                let program = self.job.program.display();
+                let hint = if error.kind() == std::io::ErrorKind::NotFound && self.job.program.exists() {
+                    format!("; the file exists, but not its loader, which `readelf -l {program}` names")
+                } else {
+                    String::new()
+                };
+                RankProcess::not_started(format!("cannot run `{program}`: {error}{hint}"))
             });
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);

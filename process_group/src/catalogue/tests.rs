@@ -85,7 +85,8 @@ fn stack_traces_are_left_out_of_the_telling_lines() {
         ),
         (
             "thread 'main' panicked at src/main.rs:2:5:\nindex out of bounds\nstack backtrace:\n   0: rust_begin_unwind\n             \
-             at /rustc/1/library/std/src/panicking.rs:5:5\n   1: core::panicking::panic_fmt\nnote: run with \
+             at /rustc/1/library/std/src/panicking.rs:5:5\n   1: core::panicking::panic_fmt\n   2: <&dyn core::ops::Fn() -> \
+             Result<(), Error> as core::ops::FnOnce<()>>::call_once\nnote: run with \
              `RUST_BACKTRACE=full` for a verbose backtrace.",
             "thread 'main' panicked at src/main.rs:2:5:\nindex out of bounds",
         ),

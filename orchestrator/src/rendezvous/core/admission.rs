@@ -25,7 +25,11 @@ impl Admission {
         self.len() == self.world_size as usize
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn len(&self) -> usize {
         self.numbered.len() + self.unnumbered.len()
     }
 
@@ -34,9 +38,9 @@ impl Admission {
     }
 
     pub(super) fn admit(&mut self, request: RequestId, participant: Participant) -> Result<(), Refusal> {
-        let who = participant.describe();
         if let Some(rank) = participant.rank {
             if rank.0 >= self.world_size {
+                let who = participant.describe();
                 return Err(Refusal::Configuration(format!(
                     "{who} is out of range: this job has ranks 0 to {}",
                     self.world_size - 1
@@ -44,17 +48,11 @@ impl Admission {
             }
             if let Some((_, holder)) = self.numbered.get(&rank) {
                 let Candidate { host, pid, .. } = &holder.candidate;
-                return Err(Refusal::Refused(format!(
-                    "{who} cannot join: rank {rank} has been taken by pid {pid} on host {host}; each rank joins once an \
-                     epoch"
-                )));
+                return Err(taken(&participant, rank, host, *pid));
             }
         }
         if self.is_complete() {
-            return Err(Refusal::Refused(format!(
-                "{who} cannot join: all {} ranks are taken",
-                self.world_size
-            )));
+            return Err(all_taken(&participant, self.world_size));
         }
         match participant.rank {
             Some(rank) => drop(self.numbered.insert(rank, (request, participant))),
@@ -80,7 +78,7 @@ impl Admission {
 
     /// Gives ranks to the processes without one, consecutive ones on each host where possible. Returns everything in rank
     /// order.
-    pub(super) fn assign_ranks(&mut self, epoch: Epoch) -> (Vec<RequestId>, Roster, Vec<Candidate>) {
+    pub(super) fn assign_ranks(mut self, epoch: Epoch) -> (Vec<RequestId>, Roster, Vec<Candidate>) {
         let mut arrival: HashMap<String, usize> = HashMap::new();
         for (_, participant) in &self.unnumbered {
             let next = arrival.len();
@@ -119,4 +117,15 @@ impl Admission {
             self.numbered.values().map(|(_, participant)| participant.candidate.clone()).collect();
         (requests, Roster { epoch, members }, candidates)
     }
+}
+
+/// Returns the refusal of a process whose rank another process has.
+pub(super) fn taken(participant: &Participant, rank: Rank, host: &str, pid: u32) -> Refusal {
+    let who = participant.describe();
+    Refusal::Refused(format!("{who} cannot join: rank {rank} has been taken by pid {pid} on host {host}"))
+}
+
+/// Returns the refusal of a process that joins a complete job.
+pub(super) fn all_taken(participant: &Participant, world_size: u32) -> Refusal {
+    Refusal::Refused(format!("{} cannot join: all {world_size} ranks are taken", participant.describe()))
 }

@@ -28,9 +28,9 @@ enum Want {
 
 /// The requests of each rank, in this order.
 const PROGRAMS: [&[Want]; 3] = [
-    &[Want::Join, Want::Set, Want::Barrier],
-    &[Want::Join, Want::Get, Want::Barrier],
-    &[Want::Join, Want::Barrier],
+    &[Want::Join, Want::Set, Want::Barrier, Want::Join],
+    &[Want::Join, Want::Get, Want::Barrier, Want::Join],
+    &[Want::Join, Want::Barrier, Want::Join],
 ];
 
 /// The state of a rank's request.
@@ -310,6 +310,7 @@ impl World for SmallRendezvous {
             epoch,
             admission,
             joined,
+            exited,
             closed,
             values,
             barriers,
@@ -326,7 +327,7 @@ impl World for SmallRendezvous {
             epoch,
             admission,
             joined.is_some(),
-            closed,
+            (exited, closed),
             values.get(KEY),
             barriers,
             waiting,
@@ -346,7 +347,7 @@ impl World for SmallRendezvous {
             match process.request {
                 Request::None if process.life == Life::Lives && process.want().is_some() => {
                     steps.push(Step::Send(index));
-                    if process.done == 0 && self.budget.desertions > 0 {
+                    if process.want() == Some(Want::Join) && self.budget.desertions > 0 {
                         steps.push(Step::Desert(index));
                     }
                 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
+use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE, RESERVED};
 
 use super::event::Refusal;
 
@@ -43,6 +43,12 @@ impl KeyValues {
         self.bytes = bytes;
         self.values.insert(key.to_owned(), value);
         Ok(())
+    }
+
+    /// Removes every key but those of launchers.
+    pub(super) fn forget_members(&mut self) {
+        self.values.retain(|key, _| key.starts_with(RESERVED));
+        self.bytes = self.values.iter().map(|(key, value)| cost(key, value)).sum();
     }
 
     /// Returns the counter `key` plus `amount`. Stores nothing.

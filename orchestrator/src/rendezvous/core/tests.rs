@@ -137,6 +137,54 @@ fn what_does_not_fit_the_job_is_refused_by_name_and_does_not_disturb_the_rest() 
 }
 
 #[test]
+fn processes_that_have_joined_join_again_with_their_ranks_and_an_empty_store() {
+    let mut job = Job::new(3);
+    let join = |rank, host: &str| joining(rank, host, 3);
+    for (rank, host) in [(Some(2), "a"), (None, "b"), (None, "a")] {
+        job.join(seconds(0), join(rank, host));
+    }
+    let first = job.core.joined().expect("a roster").clone();
+    job.ask(seconds(1), |id| Event::Set(id, Epoch(1), "a key".into(), Bytes::new()));
+    let reserved = format!("{}launcher/1", ryzanstein_process_group::store::RESERVED);
+    job.ask(seconds(1), |id| Event::Add(id, Epoch(1), reserved.clone(), 7));
+
+    let stranger = job.join(seconds(2), join(Some(0), "c"));
+    assert!(job.words(stranger).contains("rank 0 has been taken by"), "{}", job.words(stranger));
+    for rank in [2, 0, 1] {
+        // Ranks that the rendezvous chose are not known to the processes.
+        let Member { host, pid, .. } = first.roster.members[rank].clone();
+        let mut again = join((rank == 2).then_some(2), &host);
+        again.participant.candidate.pid = pid;
+        job.join(seconds(3), again);
+    }
+    assert_eq!(job.core.joined(), Some(&first));
+    assert!(job.core.values.get("a key").is_none());
+    assert_eq!(job.core.counter(&reserved), 7);
+    assert_eq!(job.core.waiting(), 0);
+}
+
+#[test]
+fn a_rank_that_joins_again_hears_of_another_that_has_ended() {
+    for ends_first in [false, true] {
+        let mut job = Job::new(2);
+        for rank in [0, 1] {
+            job.join(seconds(0), joining(Some(rank), "a", 2));
+        }
+        let mut again = joining(Some(0), "a", 2);
+        again.participant.candidate.pid = job.core.joined().expect("a roster").roster.members[0].pid;
+        let ended = Event::ProcessExited(Rank(1), "exited with code 0".into());
+        if ends_first {
+            job.tell(seconds(1), ended.clone());
+        }
+        let request = job.join(seconds(2), again);
+        if !ends_first {
+            job.tell(seconds(3), ended);
+        }
+        assert_eq!(job.words(request), "rank 1 exited with code 0 without joining again");
+    }
+}
+
+#[test]
 fn at_the_deadline_everyone_who_waits_hears_who_is_missing() {
     let mut job = Job::new(4);
     let a = job.join(seconds(0), joining(Some(0), "a", 4));
