@@ -6,7 +6,7 @@
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
@@ -24,6 +24,14 @@ pub enum FileError {
     NotRegular {
         /// Its type, such as `a pipe`.
         found: &'static str,
+    },
+    /// A symbolic link to a file that does not exist, as in a copy of a Hugging Face cache without its blobs.
+    #[error(
+        "this is a link to {}, which does not exist; copy the folder again with `cp -rL`, or download the file", .target.display()
+    )]
+    BrokenLink {
+        /// The path that the link contains.
+        target: PathBuf,
     },
     /// A file that is larger than the limit of its kind.
     #[error(
@@ -51,7 +59,11 @@ impl FileError {
                 error.kind(),
                 ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied
             ),
-            Self::NotRegular { .. } | Self::TooLarge { .. } | Self::LfsPointer | Self::NotText(_) => true,
+            Self::NotRegular { .. }
+            | Self::BrokenLink { .. }
+            | Self::TooLarge { .. }
+            | Self::LfsPointer
+            | Self::NotText(_) => true,
         }
     }
 
@@ -64,7 +76,7 @@ impl FileError {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// Returns [`FileError::Io`] or [`FileError::NotRegular`].
+/// Returns [`FileError::Io`], [`FileError::NotRegular`] or [`FileError::BrokenLink`].
 pub fn open(path: &Path) -> Result<File, FileError> {
     // Without `NONBLOCK`, opening a pipe would block until it has a writer.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -77,6 +89,8 @@ pub fn open(path: &Path) -> Result<File, FileError> {
             // A socket, or a device without a driver, cannot be opened at all.
             if let Ok(metadata) = path.metadata() {
                 check_regular(metadata.file_type())?;
+            } else if let (ErrorKind::NotFound, Ok(target)) = (error.kind(), path.read_link()) {
+                return Err(FileError::BrokenLink { target });
             }
             Err(error.into())
         }
@@ -174,6 +188,9 @@ mod tests {
         let socket = folder.path().join("socket");
         let _listener = UnixListener::bind(&socket).unwrap();
         assert!(refused(&socket).starts_with("this is a socket"));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("../blobs/0", &link).unwrap();
+        assert!(refused(&link).starts_with("this is a link to ../blobs/0, which does not exist"));
     }
 
     #[test]
