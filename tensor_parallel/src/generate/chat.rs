@@ -27,6 +27,10 @@ use crate::python_json;
 
 /// The name of the template in the template engine.
 const NAME: &str = "chat_template";
+/// The name of the template for chats without tools.
+const DEFAULT: &str = "default";
+/// The folder of further templates.
+const ADDITIONAL: &str = "additional_chat_templates";
 /// The maximum size of a file with a template or special tokens; `tokenizer.json` is the largest.
 const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 /// The maximum size of a template.
@@ -117,8 +121,9 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template of a model folder: `chat_template.jinja`, otherwise `chat_template` of `tokenizer_config.json`; of
-    /// several templates, the one with the name `default`. Also reads the special tokens that a template may use.
+    /// Reads the template of a model folder, as transformers chooses it without tools: of several templates, the one with the
+    /// name `default`. `chat_template.jinja`, which has this name, and those in `additional_chat_templates` replace all of
+    /// `tokenizer_config.json`. Also reads the special tokens that a template may use.
     ///
     /// # Errors
     /// Returns [`ChatError::NoTemplate`] if there is none; otherwise an error that names the file that is invalid or cannot be
@@ -126,21 +131,28 @@ impl ChatTemplate {
     pub fn open(folder: &Path) -> Result<Self> {
         let config_file = folder.join("tokenizer_config.json");
         let mut config: Map<_, _> = read_json(&config_file)?.unwrap_or_default();
-        let own_file = folder.join("chat_template.jinja");
-        let (file, source) = match (read(&own_file, LARGEST_TEMPLATE)?, config.remove("chat_template")) {
-            (Some(text), _) => (own_file, text),
-            (None, None | Some(serde_json::Value::Null)) => {
-                return Err(ChatError::NoTemplate(folder.into()).into());
-            }
-            (None, Some(templates)) => {
-                let templates = serde_json::from_value(templates);
-                let templates = templates.map_err(|source| ChatError::Config {
-                    file: config_file.clone(),
-                    source: source.into(),
-                })?;
-                let template = default_of(templates, &config_file)?;
-                (config_file, template)
-            }
+        let templates = config.remove("chat_template").filter(|value| !value.is_null());
+        let own_files = own_files(folder)?;
+        let (file, source) = if !own_files.is_empty() {
+            let file = default_of(own_files, &folder.join(ADDITIONAL))?;
+            let text = ryzanstein_config::file::read_text(&file, LARGEST_TEMPLATE);
+            let text = text.map_err(|error| Error::file(&file, error))?;
+            (file, text)
+        } else if let Some(templates) = templates {
+            let templates = serde_json::from_value(templates);
+            let templates = templates
+                .map_err(|source| ChatError::Config { file: config_file.clone(), source: source.into() })?;
+            let template = match templates {
+                Templates::One(template) => template,
+                Templates::Several(all) => {
+                    let all = all.into_iter().map(|one| (one.name, one.template)).collect();
+                    default_of(all, &config_file)?
+                }
+                Templates::ByName(all) => default_of(all, &config_file)?,
+            };
+            (config_file, template)
+        } else {
+            return Err(ChatError::NoTemplate(folder.into()).into());
         };
         let special_tokens = special_tokens::collect(folder, config)?;
         Ok(Self { file, source, special_tokens })
@@ -241,14 +253,35 @@ impl io::Write for Prompt {
     }
 }
 
-/// Returns the only template or the one with the name `default`.
-fn default_of(templates: Templates, file: &Path) -> Result<String, ChatError> {
-    let mut templates = match templates {
-        Templates::One(template) => return Ok(template),
-        Templates::Several(all) => all.into_iter().map(|one| (one.name, one.template)).collect(),
-        Templates::ByName(templates) => templates,
+/// Returns the files with a template of their own, by the template's name.
+fn own_files(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut files = BTreeMap::new();
+    let single = folder.join("chat_template.jinja");
+    if single.symlink_metadata().is_ok() {
+        files.insert(DEFAULT.into(), single);
+    }
+    let folder = folder.join(ADDITIONAL);
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries.collect::<io::Result<Vec<_>>>(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(vec![])
+        }
+        Err(error) => Err(error),
     };
-    templates.remove("default").ok_or_else(|| {
+    for entry in entries.map_err(|error| Error::file(&folder, error))? {
+        let (name, path) = (entry.file_name(), entry.path());
+        if let Some(name) =
+            name.to_str().and_then(|name| name.strip_suffix(".jinja")).filter(|_| path.is_file())
+        {
+            files.insert(name.into(), path);
+        }
+    }
+    Ok(files)
+}
+
+/// Returns the template with the name `default`.
+fn default_of<T>(mut templates: BTreeMap<String, T>, file: &Path) -> Result<T, ChatError> {
+    templates.remove(DEFAULT).ok_or_else(|| {
         let names = templates.into_keys().collect();
         ChatError::NoDefault { file: file.into(), names }
     })

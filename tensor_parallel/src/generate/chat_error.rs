@@ -15,11 +15,11 @@ pub enum ChatError {
     NoTemplate(PathBuf),
     /// The folder has several templates, and none is the default.
     #[error(
-        "{}: `chat_template` has several templates ({}) and none is called `default`; put the one to use into \
-         chat_template.jinja in the same folder", .file.display(), .names.join(", ")
+        "{}: of its chat templates ({}) none is called `default`; save the one to use as chat_template.jinja in the folder \
+         of the model", .file.display(), .names.join(", ")
     )]
     NoDefault {
-        /// The file with the templates.
+        /// The file or folder with the templates.
         file: PathBuf,
         /// Their names.
         names: Vec<String>,

@@ -150,12 +150,52 @@ fn the_template_is_that_of_its_own_file_or_the_one_called_default() {
 }
 
 #[test]
+fn files_of_templates_replace_those_of_the_configuration_as_in_transformers() {
+    let (now, one, several) =
+        (expected().now, json!("one"), json!([{ "name": "default", "template": "list" }]));
+    let additional = |name: &str| format!("additional_chat_templates/{name}");
+    for (own, files, chosen) in [
+        (&one, &[("chat_template.jinja", "own"), ("tool_use.jinja", "t")][..], Ok("own")),
+        (&several, &[("chat_template.jinja", "own"), ("tool_use.jinja", "{% if")], Ok("own")),
+        (&several, &[("chat_template.jinja", "own"), ("default.jinja", "more")], Ok("more")),
+        (&one, &[("default.jinja", "more"), ("rag.jinja", "r")], Ok("more")),
+        (&several, &[("rag.jinja", "r"), ("tool_use.jinja", "t")], Err("(rag, tool_use)")),
+        (&one, &[("tool_use.jinja", "t")], Err("(tool_use)")),
+        (&one, &[("tool_use.txt", "t")], Ok("one")),
+        (&several, &[], Ok("list")),
+    ] {
+        let folder = folder(&json!({ "chat_template": own }));
+        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        // A folder is no template, whatever its name.
+        std::fs::create_dir(folder.path().join(additional("folder.jinja"))).unwrap();
+        for (name, text) in files {
+            let name = if *name == "chat_template.jinja" { (*name).into() } else { additional(name) };
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        match (ChatTemplate::open(folder.path()), chosen) {
+            (Ok(template), Ok(text)) => assert_eq!(template.render(&[], now).unwrap(), text, "{files:?}"),
+            (Err(error), Err(names)) => {
+                let said = error.to_string();
+                let place = "additional_chat_templates: of its chat templates ";
+                assert!(said.contains(&format!("{place}{names} none is called `default`")), "{said}");
+            }
+            (got, _) => panic!("{files:?}: {got:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_folder_without_the_one_template_is_refused_with_what_it_has() {
     let refused = |config: &serde_json::Value| match open(config).unwrap_err() {
         Error::Chat(error) => error,
         other => panic!("{other}"),
     };
-    assert!(matches!(refused(&json!({})), ChatError::NoTemplate(_)));
+    for none in [json!({}), json!({ "chat_template": null })] {
+        assert!(matches!(refused(&none), ChatError::NoTemplate(_)));
+    }
+    for none in [json!([]), json!({})] {
+        assert!(matches!(refused(&json!({ "chat_template": none })), ChatError::NoDefault { .. }));
+    }
     let several = json!([{ "name": "tool_use", "template": "" }, { "name": "rag", "template": "" }]);
     let error = refused(&json!({ "chat_template": several })).to_string();
     assert!(error.contains("(rag, tool_use)") && error.contains("chat_template.jinja"), "{error}");
