@@ -6,13 +6,27 @@
 pub enum CheckpointError {
     /// A folder without weights.
     #[error(
-        "there is neither {single} nor {index} in this folder; name the folder of a model whose weights are safetensors"
+        "there is neither {single} nor {index} in this folder; {}",
+        .instead.as_deref().unwrap_or("name the folder of a model whose weights are safetensors")
     )]
     NoFiles {
         /// The file name of a small model's weights.
         single: &'static str,
         /// The file name of the index of a large model.
         index: &'static str,
+        /// What there is instead, and what to do.
+        instead: Option<String>,
+    },
+    /// An adapter, which changes the weights of a model and would not be applied.
+    #[error(
+        "this is an adapter of {}, and adapters are not applied; merge the two with `{command}`, or remove this file to run the \
+         model without it", .base.as_deref().unwrap_or("a model")
+    )]
+    Adapter {
+        /// The model that the adapter is for, if the file says so.
+        base: Option<String>,
+        /// A command that writes the merged model to another folder.
+        command: String,
     },
     /// An empty file.
     #[error("the file is empty; download it again")]
@@ -98,9 +112,17 @@ pub enum CheckpointError {
     /// A file with two tensors of the same name.
     #[error("the header has this name twice; the file is corrupt: download it again")]
     DuplicateName,
-    /// Two files with a tensor of the same name.
-    #[error("another file has a tensor of this name too; remove the file that does not belong to the model")]
-    Duplicate,
+    /// Two different tensors of one name of the model.
+    #[error(
+        "{file} has it too, as `{name}`, and the two differ; remove the file that does not belong to the model, or one of the two \
+         tensors"
+    )]
+    Duplicate {
+        /// The name of the other one.
+        name: String,
+        /// The name of its file.
+        file: String,
+    },
     /// An index of weights that cannot be parsed.
     #[error("this is no index of weights: {0}; download it again")]
     Index(#[source] serde_json::Error),
@@ -110,7 +132,21 @@ pub enum CheckpointError {
         /// The name as written.
         name: String,
     },
-    /// A tensor that is not in the file that the index names.
+    /// An entry of an index that names no file.
+    #[error("expected the name of a file in `weight_map`, found {found}; download the index again")]
+    IndexEntry {
+        /// The value as written.
+        found: String,
+    },
+    /// A file that the index names and the folder does not have.
+    #[error(
+        "`{name}` is not in this folder, and `weight_map` names it; download it, or the whole model again"
+    )]
+    NoSuchFile {
+        /// The name of the file.
+        name: String,
+    },
+    /// A tensor that is not in the file that the index names, and in none of the others.
     #[error("it is not in `{name}`, where this index says it is; download both again")]
     NotInFile {
         /// The file that the index names.
@@ -118,9 +154,30 @@ pub enum CheckpointError {
     },
     /// A tensor that the model needs and no file contains.
     #[error(
-        "it is in none of the weight files, and config.json says that the model has it; are both of the same model?"
+        "it is in none of the weight files, and config.json says that the model has it; are both of the same model?{}",
+        listed(" Files of this folder that were not read: ", .unread)
     )]
-    Missing,
+    Missing {
+        /// The names of further safetensors files in the folder.
+        unread: Vec<String>,
+    },
+    /// A tensor whose name in the file has a further prefix, as wrappers of models add one.
+    #[error(
+        "the weights have it as `{found}`; remove the prefix{}",
+        .command.as_ref().map(|command| format!(" with `{command}`")).unwrap_or_default()
+    )]
+    Prefixed {
+        /// The name in the file.
+        found: String,
+        /// A command that removes the prefix from all names of the folder.
+        command: Option<String>,
+    },
+    /// A model without a head.
+    #[error(
+        "the weights have no head, and `tie_word_embeddings` of config.json is not true: a base model computes no tokens; \
+         download the model with its head, or set the key to true if the embedding is the head"
+    )]
+    NoHead,
     /// A tensor of a type that is not supported.
     #[error("expected type F32, F16 or BF16, found {found}; convert the weights to one of these")]
     DType {
@@ -135,4 +192,14 @@ pub enum CheckpointError {
         /// The shape in the file.
         found: Vec<usize>,
     },
+}
+
+/// Returns a list of the first names after a text, or nothing if there are none.
+fn listed(before: &str, names: &[String]) -> String {
+    const SHOWN: usize = 3;
+    match names {
+        [] => String::new(),
+        names if names.len() > SHOWN => format!("{before}{}, …", names[..SHOWN].join(", ")),
+        names => format!("{before}{}", names.join(", ")),
+    }
 }

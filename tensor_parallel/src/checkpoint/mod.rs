@@ -6,16 +6,18 @@ pub(crate) mod error;
 pub(crate) mod header;
 mod mmap;
 mod noise;
+pub(crate) mod other_format;
 mod slice;
 mod source;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ryzanstein_config::{ByteSize, file};
 use serde::Deserialize;
+use serde_json::Value;
 
 pub use self::error::CheckpointError;
 use self::header::{Entry, HeaderError};
@@ -31,7 +33,7 @@ use ryzanstein_process_group::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-const SINGLE: &str = "model.safetensors";
+pub(crate) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// The maximum gap, two pages, between slices of rows that are read ahead as one range.
@@ -52,7 +54,9 @@ const LARGEST_INDEX: ByteSize = ByteSize::mib(64);
 pub struct Checkpoint {
     directory: PathBuf,
     files: Vec<WeightFile>,
-    tensors: BTreeMap<String, (usize, Entry)>,
+    tensors: BTreeMap<String, StoredTensor>,
+    /// Tensors that the index names and none of its files has, with the file that it names.
+    absent: BTreeMap<String, String>,
     read: AtomicU64,
 }
 
@@ -62,32 +66,46 @@ struct WeightFile {
     map: MappedFile,
 }
 
+#[derive(Debug)]
+struct StoredTensor {
+    /// Index of its file.
+    file: usize,
+    /// Its name in the file.
+    name: String,
+    entry: Entry,
+}
+
 #[derive(Deserialize)]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: BTreeMap<String, Value>,
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and reads their headers.
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and reads their headers. As in
+    /// transformers, an index only chooses files: their headers say which tensors they have.
     ///
     /// # Errors
     /// Returns [`Error::Checkpoint`], which names the missing, truncated or corrupt file or tensor. An index may only name files
-    /// in its own folder.
+    /// in its own folder. Two tensors of one name must be equal. A folder with an adapter is refused.
     pub fn open(directory: &Path) -> Result<Self> {
         let mut checkpoint = Self {
             directory: directory.into(),
             files: Vec::new(),
             tensors: BTreeMap::new(),
+            absent: BTreeMap::new(),
             read: AtomicU64::new(0),
         };
+        other_format::refuse_adapter(directory)?;
         let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
         // If it is not a regular file, opening it returns an error that names it.
-        if single.exists() {
+        let is_there = |path: &Path| path.symlink_metadata().is_ok();
+        if is_there(&single) {
             checkpoint.add(&single)?;
-        } else if index.exists() {
+        } else if is_there(&index) {
             checkpoint.add_indexed(&index)?;
         } else {
-            let error = CheckpointError::NoFiles { single: SINGLE, index: INDEX };
+            let instead = other_format::instead_of_weights(directory);
+            let error = CheckpointError::NoFiles { single: SINGLE, index: INDEX, instead };
             return Err(Error::checkpoint(directory, None, error));
         }
         Ok(checkpoint)
@@ -99,37 +117,83 @@ impl Checkpoint {
         let entries = header::parse(map.bytes())
             .map_err(|HeaderError { tensor, source }| Error::checkpoint(path, tensor.as_deref(), source))?;
         let file = self.files.len();
-        for (name, entry) in entries {
-            if self.tensors.contains_key(&name) {
-                return Err(Error::checkpoint(path, Some(&name), CheckpointError::Duplicate));
-            }
-            self.tensors.insert(name, (file, entry));
-        }
         self.files.push(WeightFile { path: path.into(), map });
+        for (name, entry) in entries {
+            self.insert(name.clone(), StoredTensor { file, name, entry })?;
+        }
         Ok(())
+    }
+
+    /// Adds a tensor under a name. Some tools store a tensor twice; which of two different ones the model has, nobody knows.
+    fn insert(&mut self, name: String, tensor: StoredTensor) -> Result<()> {
+        if let Some(other) = self.tensors.get(&name) {
+            let is_same = |a: &Entry, b: &Entry| a.dtype == b.dtype && a.shape == b.shape;
+            let bytes = [&tensor, other].map(|stored| (stored.file, stored.entry.bytes.clone()));
+            if !is_same(&tensor.entry, &other.entry) || !self.are_equal(&bytes) {
+                let file = self.files[other.file].path.file_name().unwrap_or_default();
+                let error = CheckpointError::Duplicate {
+                    name: other.name.clone(),
+                    file: file.to_string_lossy().into_owned(),
+                };
+                return Err(Error::checkpoint(&self.files[tensor.file].path, Some(&tensor.name), error));
+            }
+        }
+        self.tensors.insert(name, tensor);
+        Ok(())
+    }
+
+    /// Makes a tensor known by another name, if there is one.
+    ///
+    /// # Errors
+    /// Returns an error if there is a different tensor of the new name.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        self.tensors.remove(from).map_or(Ok(()), |tensor| self.insert(to.into(), tensor))
+    }
+
+    /// Returns true if two ranges of bytes of files are equal.
+    fn are_equal(&self, ranges: &[(usize, Range<usize>); 2]) -> bool {
+        let [length, other] = ranges.each_ref().map(|(_, range)| range.len());
+        let mut pieces = (0..length).step_by(COPIED_AT_ONCE);
+        length == other
+            && pieces.all(|at| {
+                let [one, other] = ranges.each_ref().map(|(file, range)| {
+                    let part = range.start + at..range.start + length.min(at + COPIED_AT_ONCE);
+                    (&self.files[*file].map, part)
+                });
+                let are_equal = one.0.bytes()[one.1.clone()] == other.0.bytes()[other.1.clone()];
+                for (map, part) in [one, other] {
+                    map.release(&part);
+                }
+                are_equal
+            })
     }
 
     fn add_indexed(&mut self, path: &Path) -> Result<()> {
         let text = file::read(path, LARGEST_INDEX).map_err(|e| Error::file(path, e))?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::checkpoint(path, None, CheckpointError::Index(e)))?;
-        let mut seen = HashSet::new();
+        let mut files = BTreeSet::new();
         for (tensor, name) in &index.weight_map {
-            if !is_file_name(name) {
-                let error = CheckpointError::FileName { name: name.clone() };
-                return Err(Error::checkpoint(path, Some(tensor), error));
-            }
-            if seen.insert(name) {
-                self.add(&self.directory.join(name))?;
-            }
+            let error = match name.as_str() {
+                Some(name) if is_file_name(name) => {
+                    files.insert(name);
+                    continue;
+                }
+                Some(name) => CheckpointError::FileName { name: name.into() },
+                None => CheckpointError::IndexEntry { found: name.to_string() },
+            };
+            return Err(Error::checkpoint(path, Some(tensor), error));
         }
-        for (tensor, name) in &index.weight_map {
-            let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
-            if found.is_none_or(|found| *found != self.directory.join(name)) {
-                let error = CheckpointError::NotInFile { name: name.clone() };
-                return Err(Error::checkpoint(path, Some(tensor), error));
-            }
+        for name in files {
+            self.add(&self.directory.join(name)).map_err(|error| match error {
+                Error::File { source, .. } if source.is_not_found() => {
+                    Error::checkpoint(path, None, CheckpointError::NoSuchFile { name: name.into() })
+                }
+                other => other,
+            })?;
         }
+        let absent = index.weight_map.into_iter().filter(|(tensor, _)| !self.tensors.contains_key(tensor));
+        self.absent = absent.filter_map(|(tensor, name)| Some((tensor, name.as_str()?.into()))).collect();
         Ok(())
     }
 
@@ -150,7 +214,7 @@ impl Checkpoint {
 
     /// Returns the bytes of tensor data in all files.
     pub fn total_bytes(&self) -> u64 {
-        self.tensors.values().map(|(_, e)| e.bytes.len() as u64).sum()
+        self.tensors.values().map(|tensor| tensor.entry.bytes.len() as u64).sum()
     }
 
     /// Returns the bytes of tensor data that have been read so far.
@@ -165,8 +229,7 @@ impl Checkpoint {
     pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<DType> {
         let mut common = None;
         for name in names {
-            let (file, entry) = self.find(name)?;
-            let dtype = self.dtype(name, file, entry)?;
+            let dtype = self.dtype(self.find(name)?)?;
             if *common.get_or_insert(dtype) != dtype {
                 return Ok(DType::F32);
             }
@@ -250,55 +313,79 @@ impl Checkpoint {
         rows: Range<usize>,
     ) -> Result<bool> {
         let stored = [self.stored(names[0], shape)?, self.stored(names[1], shape)?];
-        let [(_, _, one), (_, _, other)] = stored;
+        let [(_, _, one), (_, _, other)] = &stored;
         if one.dtype != other.dtype {
             return Ok(false);
         }
         let width = one.columns * one.dtype.size();
-        let step = (COPIED_AT_ONCE / width.max(1)).max(1);
-        for start in rows.clone().step_by(step) {
-            let part = start * width..rows.end.min(start + step) * width;
-            let are_equal = one.bytes[part.clone()] == other.bytes[part.clone()];
-            for (file, range, _) in &stored {
-                self.files[*file].map.release(&(range.start + part.start..range.start + part.end));
-            }
-            if !are_equal {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let bytes = rows.start * width..rows.end * width;
+        let [one, other] = stored;
+        Ok(self.are_equal(
+            &[one, other].map(|(file, range, _)| (file, range.start + bytes.start..range.start + bytes.end)),
+        ))
     }
 
-    fn find(&self, name: &str) -> Result<(usize, &Entry)> {
-        match self.tensors.get(name) {
-            Some((file, entry)) => Ok((*file, entry)),
-            None => Err(Error::checkpoint(&self.directory, Some(name), CheckpointError::Missing)),
-        }
+    fn find(&self, name: &str) -> Result<&StoredTensor> {
+        self.tensors.get(name).ok_or_else(|| self.missing(name))
     }
 
-    fn dtype(&self, name: &str, file: usize, entry: &Entry) -> Result<DType> {
-        match entry.dtype.as_str() {
+    /// Returns the error for a tensor that the model needs and no file has.
+    fn missing(&self, name: &str) -> Error {
+        // A base model is stored without the prefix `model.`, in the index too.
+        let bare = name.strip_prefix("model.").unwrap_or(name);
+        if let Some(file) = self.absent.get(name).or_else(|| self.absent.get(bare)) {
+            let error = CheckpointError::NotInFile { name: file.clone() };
+            return Error::checkpoint(&self.directory.join(INDEX), Some(name), error);
+        }
+        let with_suffix = |suffix| {
+            self.tensors.values().find_map(|stored| {
+                let prefix = stored.name.strip_suffix(suffix)?;
+                // With a number, it is a tensor of some layer.
+                let is_prefix = prefix.ends_with('.') && !prefix.contains(|c: char| c.is_ascii_digit());
+                is_prefix.then_some((&stored.name, prefix))
+            })
+        };
+        let error = match with_suffix(name).or_else(|| with_suffix(bare)) {
+            Some((found, prefix)) => CheckpointError::Prefixed {
+                found: found.clone(),
+                command: other_format::command_without_prefix(&self.directory, prefix),
+            },
+            None => CheckpointError::Missing { unread: self.unread() },
+        };
+        Error::checkpoint(&self.directory, Some(name), error)
+    }
+
+    /// Returns the names of the safetensors files of the folder that are not part of the checkpoint.
+    fn unread(&self) -> Vec<String> {
+        let is_read = |name: &str| self.files.iter().any(|file| file.path.ends_with(name));
+        let names = other_format::files(&self.directory, &["safetensors"]);
+        names.into_iter().filter(|name| !is_read(name)).collect()
+    }
+
+    fn dtype(&self, tensor: &StoredTensor) -> Result<DType> {
+        match tensor.entry.dtype.as_str() {
             "F32" => Ok(DType::F32),
             "F16" => Ok(DType::F16),
             "BF16" => Ok(DType::BF16),
             other => {
                 let error = CheckpointError::DType { found: other.into() };
-                Err(Error::checkpoint(&self.files[file].path, Some(name), error))
+                Err(Error::checkpoint(&self.files[tensor.file].path, Some(&tensor.name), error))
             }
         }
     }
 
     fn stored(&self, name: &str, shape: &[usize]) -> Result<(usize, Range<usize>, StoredMatrix<'_>)> {
-        let (file, entry) = self.find(name)?;
-        let dtype = self.dtype(name, file, entry)?;
-        let WeightFile { path, map } = &self.files[file];
+        let tensor = self.find(name)?;
+        let dtype = self.dtype(tensor)?;
+        let StoredTensor { file, name, entry } = tensor;
+        let WeightFile { path, map } = &self.files[*file];
         if entry.shape != shape {
             let error = CheckpointError::Shape { expected: shape.into(), found: entry.shape.clone() };
             return Err(Error::checkpoint(path, Some(name), error));
         }
         let bytes = &map.bytes()[entry.bytes.clone()];
         Ok((
-            file,
+            *file,
             entry.bytes.clone(),
             StoredMatrix { bytes, dtype, columns: shape.iter().skip(1).product() },
         ))

@@ -108,22 +108,171 @@ fn an_index_names_files_of_its_own_folder_only() {
     }
 }
 
-#[test]
-fn an_index_joins_files_and_says_what_is_not_where_it_should_be() {
-    let other = with_header(r#"{"v":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}"#, &[0, 0]);
-    let index = |map: &str| format!(r#"{{"metadata":{{}},"weight_map":{map}}}"#);
-    let (file, both) = (file(), index(r#"{"w":"one.safetensors","v":"two.safetensors"}"#));
-    let whole = folder(&[("one.safetensors", &file), ("two.safetensors", &other), (INDEX, both.as_bytes())]);
-    let checkpoint = Checkpoint::open(whole.path()).unwrap();
-    assert!(checkpoint.check("v", &[1]).is_ok() && checkpoint.check("w", &[4, 6]).is_ok());
+/// Returns a file with a tensor `v`, f16 [1], of these bytes.
+fn one(value: [u8; 2]) -> Vec<u8> {
+    with_header(r#"{"v":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}"#, &value)
+}
 
-    let missing = refusal(&[("one.safetensors", &file), (INDEX, both.as_bytes())]);
-    assert!(missing.contains("two.safetensors"), "{missing}");
-    let elsewhere = index(r#"{"v":"one.safetensors"}"#);
-    let reason = refusal(&[("one.safetensors", &file), (INDEX, elsewhere.as_bytes())]);
-    assert!(reason.contains("tensor `v`: it is not in `one.safetensors`"), "{reason}");
+fn index(map: &serde_json::Value) -> Vec<u8> {
+    serde_json::json!({ "metadata": {}, "weight_map": map }).to_string().into_bytes()
+}
+
+#[test]
+fn an_index_chooses_files_whose_headers_say_what_they_have() {
+    let (file, other) = (file(), one([0, 0]));
+    let open = |map: &serde_json::Value| {
+        let index = index(map);
+        let files = [("one.safetensors", &file[..]), ("two.safetensors", &other), (INDEX, &index)];
+        let folder = folder(&files);
+        (Checkpoint::open(folder.path()).unwrap(), folder)
+    };
+    // As in transformers, a tensor may be in another file, or nowhere, until it is needed.
+    for map in [
+        serde_json::json!({ "w": "one.safetensors", "v": "two.safetensors" }),
+        serde_json::json!({ "w": "two.safetensors", "v": "one.safetensors" }),
+        serde_json::json!({ "w": "one.safetensors", "x": "two.safetensors" }),
+    ] {
+        let (checkpoint, _folder) = open(&map);
+        assert!(checkpoint.check("v", &[1]).is_ok() && checkpoint.check("w", &[4, 6]).is_ok(), "{map}");
+        let missing = checkpoint.check("x", &[1]).unwrap_err().to_string();
+        let reason = if map.get("x").is_some() {
+            "index.json: tensor `x`: it is not in `two.safetensors`"
+        } else {
+            "tensor `x`: it is in none of the weight files"
+        };
+        assert!(missing.contains(reason), "{missing}");
+    }
+    // A file that the index does not name is not read.
+    let (checkpoint, _folder) = open(&serde_json::json!({ "w": "one.safetensors" }));
+    let missing = checkpoint.check("v", &[1]).unwrap_err().to_string();
+    assert!(missing.contains("Files of this folder that were not read: two.safetensors"), "{missing}");
+}
+
+#[test]
+fn an_index_that_is_none_or_names_what_is_not_there_is_refused_with_its_entry() {
+    let refused = |map: serde_json::Value| refusal(&[("one.safetensors", &file()), (INDEX, &index(&map))]);
+    let missing = refused(serde_json::json!({ "w": "one.safetensors", "v": "two.safetensors" }));
+    assert!(
+        missing.contains(INDEX) && missing.contains("`two.safetensors` is not in this folder"),
+        "{missing}"
+    );
+    for wrong in [serde_json::json!(1), serde_json::json!(null), serde_json::json!(["one.safetensors"])] {
+        let reason = refused(serde_json::json!({ "v": wrong }));
+        let expected = format!("tensor `v`: expected the name of a file in `weight_map`, found {wrong}");
+        assert!(reason.contains(&expected), "{reason}");
+    }
     assert!(refusal(&[(INDEX, b"[]")]).contains("no index of weights"));
+    assert!(refusal(&[(INDEX, br#"{"weight_map": {"v""#)]).contains("no index of weights: EOF"));
     assert!(refusal(&[]).contains("neither model.safetensors nor"));
+}
+
+#[test]
+fn a_tensor_that_stands_twice_must_be_the_same() {
+    let both = index(&serde_json::json!({ "v": "one.safetensors", "x": "two.safetensors" }));
+    let with = |second: &[u8]| {
+        let files = [("one.safetensors", &one([1, 2])[..]), ("two.safetensors", second), (INDEX, &both)];
+        Checkpoint::open(folder(&files).path())
+    };
+    assert_eq!(with(&one([1, 2])).unwrap().names().collect::<Vec<_>>(), ["v"]);
+    let shape = with_header(r#"{"v":{"dtype":"F16","shape":[1,1],"data_offsets":[0,2]}}"#, &[1, 2]);
+    let dtype = with_header(r#"{"v":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}"#, &[1, 2]);
+    for second in [one([1, 3]), shape, dtype] {
+        let reason = with(&second).unwrap_err().to_string();
+        let expected = "two.safetensors: tensor `v`: one.safetensors has it too, as `v`, and the two differ";
+        assert!(reason.contains(expected), "{reason}");
+    }
+    let folder = folder(&[(SINGLE, &file())]);
+    let mut checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let reason = checkpoint.rename("b", "w").unwrap_err().to_string();
+    assert!(reason.contains("tensor `b`: model.safetensors has it too, as `w`"), "{reason}");
+}
+
+#[test]
+fn a_renamed_tensor_is_found_by_its_new_name_and_told_by_that_in_the_file() {
+    let folder = folder(&[(SINGLE, &file())]);
+    let mut checkpoint = Checkpoint::open(folder.path()).unwrap();
+    checkpoint.rename("w", "model.w").unwrap();
+    checkpoint.rename("absent", "model.absent").unwrap();
+    assert!(checkpoint.contains("model.w") && !checkpoint.contains("w"));
+    let reason = checkpoint.check("model.w", &[6, 4]).unwrap_err().to_string();
+    assert!(reason.contains("tensor `w`: expected shape [6, 4]"), "{reason}");
+}
+
+#[test]
+fn a_further_prefix_is_named_with_the_command_that_removes_it() {
+    let with = |stored: &str, name: &str| {
+        let header = serde_json::json!({ stored: { "dtype": "F16", "shape": [1], "data_offsets": [0, 2] } });
+        let folder = folder(&[(SINGLE, &with_header(&header.to_string(), &[0, 0]))]);
+        Checkpoint::open(folder.path()).unwrap().check(name, &[1]).unwrap_err().to_string()
+    };
+    for (stored, prefix) in [
+        ("module.model.norm.weight", "module."),
+        ("base_model.model.model.norm.weight", "base_model.model."),
+        ("text-tower.norm.weight", "text-tower."),
+    ] {
+        let reason = with(stored, "model.norm.weight");
+        let parts = [stored, &format!("k.removeprefix(\"{prefix}\")"), "python3 -c 'import glob"];
+        assert!(parts.iter().all(|part| reason.contains(part)), "{reason}");
+    }
+    // What a file says becomes no part of a command that could do something else.
+    let reason = with("\"); evil('.norm.weight", "model.norm.weight");
+    assert!(reason.ends_with("remove the prefix"), "{reason}");
+    for stored in ["model.layers.0.norm.weight", "model.q_norm.weight", "norm.weight.x"] {
+        assert!(with(stored, "model.norm.weight").contains("none of the weight files"), "{stored}");
+    }
+}
+
+#[test]
+fn weights_in_other_formats_are_named_with_what_makes_safetensors_of_them() {
+    let to_safetensors = "AutoModelForCausalLM.from_pretrained(d, dtype=\"auto\").save_pretrained(d)' ";
+    for (files, words) in [
+        (&["pytorch_model.bin"][..], ["`pytorch_model.bin` has weights as pickles", to_safetensors]),
+        (
+            &["pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin", "x.gguf"],
+            ["`pytorch_model.bin.index.json`", to_safetensors],
+        ),
+        (&["a-q8.gguf", "b.gguf"], ["`a-q8.gguf` is a GGUF file", "a-q8.gguf`"]),
+        (&["a b's.gguf"], ["gguf_file=f", r"'a b'\''s.gguf'`"]),
+        (&["consolidated.safetensors"], ["`consolidated.safetensors` is in Meta's or Mistral's", "download"]),
+        (&["consolidated.00.pth", "params.json"], ["`consolidated.00.pth`", "Hugging Face format"]),
+        (&["weights.safetensors", "x.onnx"], ["`mv /", "/model.safetensors`"]),
+        (
+            &["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+            [
+                "`model-00001-of-00002.safetensors` and others have no model.safetensors.index.json",
+                "download it",
+            ],
+        ),
+        (&["tf_model.h5"], ["`tf_model.h5` is in a format that is not read", "as safetensors"]),
+        (&["README.md"], ["neither model.safetensors nor", "name the folder of a model"]),
+    ] {
+        let files: Vec<(&str, &[u8])> = files.iter().map(|name| (*name, &b"x"[..])).collect();
+        let reason = refusal(&files);
+        assert!(words.iter().all(|word| reason.contains(word)), "{files:?}: {reason}");
+    }
+}
+
+#[test]
+fn an_adapter_is_refused_with_and_without_a_model_next_to_it() {
+    let config = br#"{"base_model_name_or_path": "acme/base", "peft_type": "LORA"}"#;
+    for more in [&[][..], &[(SINGLE, &file()[..])], &[("tokenizer.json", b"{}")]] {
+        let reason = refusal(&[&[("adapter_config.json", &config[..])], more].concat());
+        for word in ["adapter_config.json: this is an adapter of `acme/base`", "merge_and_unload", " merged`"]
+        {
+            assert!(reason.contains(word), "{reason}");
+        }
+        let tokenizer = if reason.contains("AutoTokenizer.from_pretrained(d)") { "d" } else { "base" };
+        assert_eq!(tokenizer == "d", more.iter().any(|(name, _)| *name == "tokenizer.json"), "{reason}");
+    }
+    assert!(refusal(&[("adapter_config.json", b"[")]).contains("this is an adapter of a model"));
+}
+
+#[test]
+fn a_link_to_weights_that_are_gone_is_named() {
+    let folder = folder(&[]);
+    std::os::unix::fs::symlink("../../blobs/0", folder.path().join(SINGLE)).unwrap();
+    let reason = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(reason.contains("model.safetensors: this is a link to ../../blobs/0"), "{reason}");
 }
 
 #[test]

@@ -11,6 +11,8 @@ use super::architecture::{Architecture, Bias, Window};
 use super::config_error::{ConfigError, ModelFileError};
 use super::json::JsonObject;
 use super::rope;
+use crate::checkpoint::SINGLE;
+use crate::checkpoint::other_format::{instead_of_model, refuse_adapter};
 use crate::error::{Error, Result};
 use crate::python_json;
 use crate::rotary::{Rotary, RotaryScaling};
@@ -57,6 +59,11 @@ pub struct LlamaConfig {
     pub sliding_windows: Vec<Option<usize>>,
     /// Tokens that end a text (EOS).
     pub eos_tokens: Vec<u32>,
+    /// Strings that end a text. [`Llama`](crate::Llama) itself knows only tokens: pass them to a
+    /// [`TextStream`](crate::generate::TextStream), as [`TextModel`](crate::generate::TextModel) does.
+    pub stop_strings: Vec<String>,
+    /// What the files say and the model does not do, for the log. Loading logs it.
+    pub remarks: Vec<String>,
     /// The type of the stored weights according to the file; `None` if it is missing or not supported. Loading takes the type
     /// from the weights themselves.
     pub stored_dtype: Option<DType>,
@@ -74,7 +81,7 @@ const MOST_FEATURES: u64 = 1 << 28;
 const LARGEST_FILE: ByteSize = ByteSize::mib(4);
 
 impl LlamaConfig {
-    /// Reads `config.json` of a folder, and `generation_config.json` for the tokens that end a text.
+    /// Reads `config.json` of a folder, and `generation_config.json` for the tokens and strings that end a text.
     ///
     /// # Errors
     /// Returns an error that names the file and the key that is missing, invalid or not supported.
@@ -97,8 +104,16 @@ impl LlamaConfig {
         if let Some(text) = generation {
             let file = file.with_file_name("generation_config.json");
             let map = object(&file, text)?;
-            if let Some(tokens) = eos_tokens(&JsonObject(&map)).map_err(|e| Error::model(&file, e))? {
+            let (tokens, strings) = ends(&JsonObject(&map)).map_err(|e| Error::model(&file, e))?;
+            parsed.stop_strings = strings;
+            if !tokens.is_empty() {
                 parsed.eos_tokens = tokens;
+            } else if !parsed.eos_tokens.is_empty() {
+                parsed.remarks.push(format!(
+                    "`eos_token_id` is missing or empty in generation_config.json, so that of config.json ends a text: {:?}; \
+                     transformers would not end it",
+                    parsed.eos_tokens
+                ));
             }
         }
         Ok(parsed)
@@ -114,11 +129,12 @@ impl LlamaConfig {
 pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> {
     let path = directory.join("config.json");
     let config = file::read_text(&path, LARGEST_FILE).map_err(|error| {
-        if error.is_not_found() {
-            Error::model(&path, ModelFileError::Missing)
-        } else {
-            Error::file(&path, error)
+        if !error.is_not_found() {
+            return Error::file(&path, error);
         }
+        let missing =
+            || Error::model(&path, ModelFileError::Missing { instead: instead_of_model(directory) });
+        refuse_adapter(directory).err().unwrap_or_else(missing)
     })?;
     let path = directory.join("generation_config.json");
     match file::read_text(&path, LARGEST_FILE) {
@@ -131,8 +147,12 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
 fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, ConfigError> {
     let class = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
     let model_type = keys.text("model_type")?;
-    let find =
-        |name: &str| Architecture::find(name).ok_or_else(|| ConfigError::Architecture { name: name.into() });
+    let find = |name: &str| {
+        // The class of a base model, whose weights may do for the whole one.
+        let base = name.strip_suffix("Model").map(|name| format!("{name}ForCausalLM"));
+        let known = Architecture::find(name).or_else(|| Architecture::find(&base?));
+        known.ok_or_else(|| ConfigError::Architecture { name: name.into() })
+    };
     match (class, model_type) {
         (Some(class), Some(model_type)) => {
             let known = find(class)?;
@@ -158,8 +178,8 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
             supported: "`silu`",
         });
     }
-    if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
-        return Err(ConfigError::unsupported_rotary_factor(factor));
+    if let Some(name) = keys.text("transformers_weights")?.filter(|name| *name != SINGLE) {
+        return Err(ConfigError::WeightsFile { name: name.into() });
     }
     let hidden = keys.required("hidden_size", MOST_FEATURES)?;
     let heads = keys.required("num_attention_heads", MOST_HEADS)?;
@@ -198,6 +218,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
         Bias::Always => Ok(true),
         Bias::Key(key) => keys.flag(key),
     };
+    let (eos_tokens, stop_strings) = ends(keys)?;
     Ok(LlamaConfig {
         architecture,
         vocabulary: keys.required("vocab_size", MOST_TOKENS)?,
@@ -217,7 +238,9 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
         head_norms: architecture.head_norms,
         tied_embeddings: keys.flag("tie_word_embeddings")?,
         sliding_windows: sliding_windows(keys, &architecture.window, layers)?,
-        eos_tokens: eos_tokens(keys)?.unwrap_or_default(),
+        eos_tokens,
+        stop_strings,
+        remarks: rope.remark.into_iter().collect(),
         stored_dtype: stored_dtype(keys),
     })
 }
@@ -269,10 +292,23 @@ fn stored_dtype(keys: &JsonObject<'_>) -> Option<DType> {
     }
 }
 
-fn eos_tokens(keys: &JsonObject<'_>) -> Result<Option<Vec<u32>>, ConfigError> {
+/// Returns the tokens and strings that end a text. An empty list counts as missing.
+fn ends(keys: &JsonObject<'_>) -> Result<(Vec<u32>, Vec<String>), ConfigError> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-    keys.optional("eos_token_id", "a token or a list of tokens", |value| match value.as_array() {
-        Some(list) => list.iter().map(token).collect(),
-        None => token(value).map(|t| vec![t]),
-    })
+    let text = |v: &Value| v.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let tokens = one_or_several(keys, "eos_token_id", "a token or a list of tokens", token)?;
+    Ok((tokens, one_or_several(keys, "stop_strings", "a text or a list of texts that are not empty", text)?))
+}
+
+fn one_or_several<T>(
+    keys: &JsonObject<'_>,
+    key: &'static str,
+    expected: &'static str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<T>, ConfigError> {
+    let all = keys.optional(key, expected, |value| match value.as_array() {
+        Some(list) => list.iter().map(read).collect(),
+        None => read(value).map(|one| vec![one]),
+    })?;
+    Ok(all.unwrap_or_default())
 }

@@ -10,10 +10,15 @@ use super::architecture::Architecture;
 pub enum ModelFileError {
     /// There is no `config.json`.
     #[error(
-        "there is no such file; a model is a folder as Hugging Face has it, with config.json, the weights in *.safetensors, \
-         and, for text, tokenizer.json"
+        "there is no such file; {}",
+        .instead.as_deref().unwrap_or(
+            "a model is a folder as Hugging Face has it, with config.json, the weights in *.safetensors, and, for text, tokenizer.json"
+        )
     )]
-    Missing,
+    Missing {
+        /// What there is instead, and what to do.
+        instead: Option<String>,
+    },
     /// A file that is not JSON, or not an object.
     #[error("not a JSON object: {0}; fetch the file again, or mend it there")]
     Json(#[source] serde_json::Error),
@@ -114,6 +119,26 @@ pub enum ConfigError {
     /// Quantized weights.
     #[error("`quantization_config`: quantized weights are not supported, only f32, f16 and bf16")]
     Quantized,
+    /// Weights in a file of another name.
+    #[error(
+        "`transformers_weights` names `{}`, and weights are read only from model.safetensors or the files of its index; rename \
+         the file, and remove the key", shortened(.name)
+    )]
+    WeightsFile {
+        /// The name in the file.
+        name: String,
+    },
+    /// Heads of which only a part is rotated.
+    #[error(
+        "`partial_rotary_factor` {} is not supported with rope type `{kind}`, only 1: as in transformers, this architecture \
+         rotates whole heads; download the config.json that belongs to the weights", shortened(&.found.to_string())
+    )]
+    PartialRotary {
+        /// The factor.
+        found: Value,
+        /// The type.
+        kind: &'static str,
+    },
     /// An odd head length, which cannot be divided into pairs for rotation.
     #[error("a head of {head_dim} elements cannot be rotated in pairs")]
     OddHead {
@@ -193,12 +218,5 @@ fn shortened(value: &str) -> String {
     match value.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{}…", &value[..end]),
         None => value.to_owned(),
-    }
-}
-
-impl ConfigError {
-    /// Creates the error for heads that are rotated only partially.
-    pub(super) fn unsupported_rotary_factor(factor: f64) -> Self {
-        Self::Unsupported { key: "partial_rotary_factor", found: factor.to_string(), supported: "1" }
     }
 }

@@ -1,5 +1,6 @@
 //! Loading of a model from a Hugging Face folder, by every rank or through one.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -13,7 +14,9 @@ use super::llama::Llama;
 use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
 use super::stage::Stage;
-use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, Loader, LocalSource, RootSource, ShardedTensor, WeightSource,
+};
 use crate::compute::{self, Compute, SlotMapping, instruction_set};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::shard;
@@ -71,13 +74,17 @@ fn prepare(
     let mut parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
     check_world_size(&parsed, place.world_size)?;
     check_stages(&parsed, place.stage.count)?;
-    let checkpoint = Checkpoint::open(directory)?;
+    let mut checkpoint = Checkpoint::open(directory)?;
+    rename_tensors(&mut checkpoint, &parsed)?;
     parsed.tied_embeddings = is_tied(&checkpoint, &parsed, place, reader)?;
     let specs = tensors(&parsed)?;
     for spec in &specs {
         checkpoint.check(&spec.name, &spec.shape)?;
     }
     if reader != Reader::Other {
+        for remark in &parsed.remarks {
+            tracing::warn!(folder = %directory.display(), "{remark}");
+        }
         warn_of_unused(&checkpoint, &unused(&parsed, &specs, checkpoint.names()));
     }
     let matrices = specs.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.as_str());
@@ -86,6 +93,32 @@ fn prepare(
     // With f32 activations, weights keep their stored type: a product widens them on the fly, exactly.
     let weights = if activations == DType::F32 { stored } else { activations };
     Ok((Plan { config, generation, weights, activations }, parsed, checkpoint))
+}
+
+/// Gives tensors the names that the model has for them, as transformers does: with one `model.` more, as in base models, or
+/// less, and that of the embedding for the one of a tied pair that is stored.
+///
+/// # Errors
+/// Returns an error if two different tensors get one name, or if there is no head.
+fn rename_tensors(checkpoint: &mut Checkpoint, config: &LlamaConfig) -> Result<()> {
+    let all = tensors(&LlamaConfig { tied_embeddings: false, ..config.clone() })?;
+    let all: HashSet<&str> = all.iter().map(|spec| spec.name.as_str()).collect();
+    let renamed = |name: &str| {
+        let shorter = name.strip_prefix("model.").filter(|shorter| all.contains(shorter));
+        let longer = || Some(format!("model.{name}")).filter(|longer| all.contains(longer.as_str()));
+        Some((name.to_owned(), shorter.map(str::to_owned).or_else(longer)?))
+    };
+    let renamed: Vec<_> = checkpoint.names().filter_map(renamed).collect();
+    for (from, to) in renamed {
+        checkpoint.rename(&from, &to)?;
+    }
+    match [EMBEDDING, HEAD].map(|name| checkpoint.contains(name)) {
+        [false, true] if config.tied_embeddings => checkpoint.rename(HEAD, EMBEDDING),
+        [true, false] if !config.tied_embeddings => {
+            Err(Error::checkpoint(checkpoint.directory(), Some(HEAD), CheckpointError::NoHead))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns true if embedding and head share one matrix. As in transformers, they do not if the checkpoint has both and they differ.
@@ -363,5 +396,7 @@ where
     Ok(mine)
 }
 
+#[cfg(test)]
+mod folder_tests;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,8 @@ pub(super) struct Rope {
     pub(super) scaling: RotaryScaling,
     /// The maximum sequence length.
     pub(super) max_positions: usize,
+    /// A setting that is ignored.
+    pub(super) remark: Option<String>,
 }
 
 /// Parses the rotary settings. `positions` is `max_position_embeddings`.
@@ -34,6 +36,7 @@ pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) ->
         return Err(ConfigError::RopeTwice);
     }
     let (theta, kind, scaling) = new.or(old).unwrap_or((settings.theta, "default", RotaryScaling::None));
+    let remark = partial_rotary_factor(keys, kind, head_dim)?;
     let extended = match scaling {
         RotaryScaling::Linear { factor } | RotaryScaling::Dynamic { factor, .. } => {
             factor * settings.positions
@@ -46,7 +49,30 @@ pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) ->
     if !Rotary::new(head_dim, theta, &scaling).is_finite(max_positions) {
         return Err(ConfigError::RopeInfinite { kind, theta, head_dim });
     }
-    Ok(Rope { theta, scaling, max_positions })
+    Ok(Rope { theta, scaling, max_positions, remark })
+}
+
+/// Returns a remark if `partial_rotary_factor` is ignored. In transformers, these architectures rotate whole heads: unscaled
+/// frequencies do not depend on the factor, and scaled ones of another number cannot be applied.
+fn partial_rotary_factor(
+    keys: &JsonObject<'_>,
+    kind: &'static str,
+    head_dim: usize,
+) -> Result<Option<String>, ConfigError> {
+    let key = "partial_rotary_factor";
+    let within =
+        ["rope_parameters", "rope_scaling"].into_iter().find_map(|object| keys.get(object)?.get(key));
+    let Some(found) = within.or_else(|| keys.get(key)) else { return Ok(None) };
+    let is_whole = found.as_f64().is_some_and(|factor| (head_dim as f64 * factor) as usize == head_dim);
+    if is_whole {
+        return Ok(None);
+    }
+    if kind != "default" {
+        return Err(ConfigError::PartialRotary { found: found.clone(), kind });
+    }
+    Ok(Some(format!(
+        "`{key}` {found} of config.json is ignored, as in transformers: this architecture rotates whole heads"
+    )))
 }
 
 /// What the settings within an object depend on.
@@ -79,9 +105,6 @@ impl Settings {
 
     fn within(&self, keys: &JsonObject<'_>) -> Result<(f64, &'static str, RotaryScaling), ConfigError> {
         let theta = keys.number("rope_theta")?.unwrap_or(self.theta);
-        if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
-            return Err(ConfigError::unsupported_rotary_factor(factor));
-        }
         let named = match keys.text("rope_type")? {
             Some(kind) => kind,
             None => keys.text("type")?.unwrap_or("default"),

@@ -188,7 +188,12 @@ fn what_is_not_supported_is_refused_by_name() {
             json!({ "rope_parameters": { "full_attention": { "rope_theta": 1.0 } } }),
             "differs by kind of layer",
         ),
-        (json!({ "partial_rotary_factor": 0.5 }), "`partial_rotary_factor`"),
+        (
+            json!({ "transformers_weights": "mine.safetensors" }),
+            "`transformers_weights` names `mine.safetensors`, and weights are read only from model.safetensors",
+        ),
+        (json!({ "stop_strings": [1] }), "`stop_strings` must be a text or a list of texts"),
+        (json!({ "stop_strings": "" }), "`stop_strings` must be a text or a list of texts"),
         (json!({ "num_key_value_heads": 3 }), "does not divide `num_attention_heads` 8"),
         (json!({ "hidden_size": 60 }), "does not divide `hidden_size` 60"),
         (json!({ "head_dim": 7 }), "cannot be rotated in pairs"),
@@ -234,13 +239,133 @@ fn a_folder_without_a_model_is_named_with_what_belongs_there() {
 }
 
 #[test]
-fn the_generation_config_says_what_ends_a_text() {
-    let parse = |generation: &str| {
-        LlamaConfig::from_json(Path::new("config.json"), &base().to_string(), Some(generation))
-    };
-    assert_eq!(parse(r#"{"eos_token_id":[7,8]}"#).unwrap().eos_tokens, [7, 8]);
-    assert_eq!(parse("{}").unwrap().eos_tokens, [2]);
-    assert!(parse(r#"{"eos_token_id":-1}"#).unwrap_err().to_string().starts_with("generation_config.json: "));
+fn a_folder_of_another_kind_is_named_with_what_makes_a_model_of_it() {
+    for (name, content, words) in [
+        ("a.gguf", "GGUF", ["config.json: there is no such file; `a.gguf` is a GGUF file", "python3 -c"]),
+        ("consolidated.00.pth", "", ["`consolidated.00.pth` is in Meta's", "Hugging Face format"]),
+        (
+            "adapter_config.json",
+            "{}",
+            ["adapter_config.json: this is an adapter of a model", "merge_and_unload"],
+        ),
+        (
+            "pytorch_model.bin",
+            "",
+            ["config.json: there is no such file; a model is a folder", "tokenizer.json"],
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(name), content).unwrap();
+        let said = LlamaConfig::from_folder(folder.path()).unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{name}: {said}");
+    }
+}
+
+/// Parses `config.json` with these ends, next to `generation_config.json` if it is given.
+fn ended(config: &Value, generation: Option<&Value>) -> Result<LlamaConfig> {
+    let mut whole = base();
+    whole.as_object_mut().unwrap().remove("eos_token_id");
+    whole.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+    let generation = generation.map(ToString::to_string);
+    LlamaConfig::from_json(Path::new("config.json"), &whole.to_string(), generation.as_deref())
+}
+
+#[test]
+fn end_tokens_are_those_of_the_generation_config_or_else_of_the_config() {
+    let configs = [
+        (json!({}), vec![]),
+        (json!({ "eos_token_id": null }), vec![]),
+        (json!({ "eos_token_id": [] }), vec![]),
+        (json!({ "eos_token_id": 2 }), vec![2]),
+        (json!({ "eos_token_id": [2, 3] }), vec![2, 3]),
+    ];
+    let missing = [json!({}), json!({ "eos_token_id": null }), json!({ "eos_token_id": [] })];
+    let given = [(json!({ "eos_token_id": 7 }), vec![7]), (json!({ "eos_token_id": [7, 8] }), vec![7, 8])];
+    for (config, own) in configs {
+        let alone = ended(&config, None).unwrap();
+        assert_eq!((alone.eos_tokens, alone.remarks.len()), (own.clone(), 0), "{config}");
+        for (generation, tokens) in &given {
+            let parsed = ended(&config, Some(generation)).unwrap();
+            assert_eq!((&parsed.eos_tokens, parsed.remarks.len()), (tokens, 0), "{config} {generation}");
+        }
+        for generation in &missing {
+            let parsed = ended(&config, Some(generation)).unwrap();
+            let remarks = usize::from(!own.is_empty());
+            assert_eq!((&parsed.eos_tokens, parsed.remarks.len()), (&own, remarks), "{config} {generation}");
+        }
+    }
+    for wrong in [json!(-1), json!("</s>"), json!(3.5), json!(true), json!([1, "x"]), json!(1u64 << 32)] {
+        let generation = json!({ "eos_token_id": wrong });
+        let error = ended(&json!({}), Some(&generation)).unwrap_err().to_string();
+        assert!(error.starts_with("generation_config.json: `eos_token_id` must be"), "{error}");
+    }
+}
+
+#[test]
+fn stop_strings_are_those_of_the_generation_config_if_there_is_one() {
+    let of =
+        |config: Value, generation: Option<Value>| ended(&config, generation.as_ref()).unwrap().stop_strings;
+    let one = json!({ "stop_strings": "###" });
+    let two = json!({ "stop_strings": ["a", "b"] });
+    assert_eq!(of(one.clone(), None), ["###"]);
+    assert_eq!(of(two.clone(), Some(one.clone())), ["###"]);
+    assert_eq!(of(json!({}), Some(two)), ["a", "b"]);
+    for empty in [json!({}), json!({ "stop_strings": null }), json!({ "stop_strings": [] })] {
+        assert!(of(one.clone(), Some(empty)).is_empty());
+    }
+}
+
+#[test]
+fn a_part_of_a_head_is_rotated_nowhere() {
+    let scaled = json!({ "rope_type": "linear", "factor": 2.0 });
+    // A head has 8 elements: 8.4 are 8, as in transformers.
+    for (factor, is_whole) in
+        [(json!(1), true), (json!(1.05), true), (json!(0.5), false), (json!("x"), false)]
+    {
+        let within = |object: &Value| {
+            let mut object = object.clone();
+            object["partial_rotary_factor"] = factor.clone();
+            object
+        };
+        let plain = json!({ "rope_type": "default" });
+        for changes in [
+            json!({ "partial_rotary_factor": factor }),
+            json!({ "partial_rotary_factor": factor, "rope_parameters": plain }),
+            json!({ "rope_parameters": within(&plain) }),
+            json!({ "rope_scaling": within(&plain) }),
+        ] {
+            let config = with(&changes).unwrap();
+            assert_eq!(config.rotary(), with(&json!({})).unwrap().rotary(), "{changes}");
+            assert_eq!(config.remarks.is_empty(), is_whole, "{changes}");
+        }
+        for changes in [
+            json!({ "partial_rotary_factor": factor, "rope_parameters": scaled }),
+            json!({ "partial_rotary_factor": 1, "rope_parameters": within(&scaled) }),
+            json!({ "rope_scaling": within(&scaled) }),
+        ] {
+            match with(&changes) {
+                Ok(config) => assert!(is_whole && config.remarks.is_empty(), "{changes}"),
+                Err(error) => {
+                    let expected =
+                        format!("`partial_rotary_factor` {factor} is not supported with rope type `linear`");
+                    assert!(!is_whole && error.to_string().contains(&expected), "{changes}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_class_of_a_base_model_is_that_of_its_architecture() {
+    for known in ARCHITECTURES {
+        let class = known.class.replace("ForCausalLM", "Model");
+        assert_eq!(with(&json!({ "architectures": [class] })).unwrap().architecture, known);
+    }
+    let other = json!({ "architectures": ["LlamaModel"], "model_type": "qwen2" });
+    assert!(refused(&other).contains("do not belong together"));
+    for class in ["LlamaForSequenceClassification", "BertModel", "Model"] {
+        assert!(refused(&json!({ "architectures": [class] })).contains("is not supported"), "{class}");
+    }
 }
 
 #[test]
