@@ -15,7 +15,7 @@ fn rank_main(folder: &Path, prompt: &str, group: &mut ProcessGroup) -> Result<()
     let model = Llama::load(folder, None, group)?;
     let tokenizer = Tokenizer::open(folder)?.context("the folder has no tokenizer.json")?;
     let tokens = tokenizer.encode(prompt)?;
-    let mut text = TextStream::new(&tokenizer, &tokens, &[]);
+    let mut text = TextStream::new(&tokenizer, &tokens, &model.config().stop_strings);
     let is_first = group.rank().index() == 0;
     let show = |piece: &str| {
         if is_first {
@@ -29,7 +29,7 @@ fn rank_main(folder: &Path, prompt: &str, group: &mut ProcessGroup) -> Result<()
     model.generate_with(&tokens, &options, group, |token| match text.push(token) {
         Ok(piece) => {
             show(&piece);
-            ControlFlow::Continue(())
+            if text.is_ended() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         }
         Err(error) => {
             failed = Some(error);

@@ -32,6 +32,8 @@ pub(crate) struct App {
     /// `None`: the model does not chat.
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) vocabulary: usize,
+    /// Strings that end every answer.
+    pub(crate) stop_strings: Vec<String>,
     /// The most positions of a sequence.
     pub(crate) context: usize,
     pub(crate) queue: SyncSender<Job>,
@@ -194,7 +196,8 @@ impl App {
             );
             return Err(Refusal::new(StatusCode::BAD_REQUEST, Some("context_length_exceeded"), message));
         }
-        Ok(Job { max_tokens, sampler: request.sampler(&prompt)?, stop: request.stop(), events, prompt })
+        let stop = [request.stop(), self.stop_strings.clone()].concat();
+        Ok(Job { max_tokens, sampler: request.sampler(&prompt)?, stop, events, prompt })
     }
 
     fn prompt(&self, kind: Kind, request: &Request) -> Result<Vec<u32>, Refusal> {

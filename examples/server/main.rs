@@ -142,6 +142,7 @@ fn app(
         tokenizer: Arc::new(tokenizer),
         template,
         vocabulary: model.config().vocabulary,
+        stop_strings: model.config().stop_strings.clone(),
         context,
         queue,
     })

@@ -40,9 +40,9 @@ pub struct Request {
     pub prompt: Prompt,
     /// File to which rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
     pub logits_out: Option<PathBuf>,
-    /// True to continue after the end-of-text token.
+    /// True to continue after the end-of-text token and the model's own stop strings.
     pub ignore_end: bool,
-    /// Stop strings: the text ends before the first of these.
+    /// Stop strings, in addition to the model's own: the text ends before the first of these.
     pub stop: Vec<String>,
     /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
@@ -184,6 +184,13 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<(LlamaConfig
     if tokenizer.is_none() && !request.stop.is_empty() {
         return Err(Error::Input(format!(
             "--stop needs a tokenizer, and {} has no tokenizer.json; omit --stop",
+            request.model.display()
+        )));
+    }
+    if tokenizer.is_none() && !request.ignore_end && !config.stop_strings.is_empty() {
+        return Err(Error::Input(format!(
+            "`stop_strings` of {0}/generation_config.json or config.json needs a tokenizer, and {0} has no tokenizer.json; remove the \
+             key, or pass --ignore-end",
             request.model.display()
         )));
     }
@@ -347,7 +354,11 @@ pub fn run(
         profile.clear();
     }
     // Every rank decodes the text, because all must end at the same stop string.
-    let mut text = tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &prompt, &request.stop));
+    let mut stop = request.stop.clone();
+    if !request.ignore_end {
+        stop.extend_from_slice(&model.config().stop_strings);
+    }
+    let mut text = tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &prompt, &stop));
     let (mut answer, mut failed) = (String::new(), None);
     let (began, mut first) = (Instant::now(), None);
     let generated = model.generate_with(&prompt, &options, manager, |token| {

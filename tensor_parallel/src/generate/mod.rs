@@ -33,7 +33,7 @@ pub struct GenerateOptions {
     pub sampling: Sampling,
     /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
-    /// True to continue after an end token.
+    /// True to continue after an end token, and after a stop string of the model.
     pub ignore_end: bool,
     /// The execution of passes on a GPU: replays of a CUDA graph, or launches of every operation.
     pub passes: Passes,

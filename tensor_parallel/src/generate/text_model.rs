@@ -1,5 +1,6 @@
 //! A model with its tokenizer, from text to text.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -72,7 +73,8 @@ impl TextModel {
         self.text.chat.as_ref().map_err(Clone::clone)
     }
 
-    /// Completes `prompt`. Every rank passes the same arguments and returns the same text.
+    /// Completes `prompt`, up to an end token or the first of the model's stop strings. Every rank passes the same arguments
+    /// and returns the same text.
     ///
     /// # Errors
     /// Returns the errors of [`Llama::generate`]. If the tokenizer fails on one rank, all fail.
@@ -109,10 +111,24 @@ impl TextModel {
         groups: &mut dyn ModelGroups,
     ) -> Result<String> {
         let prompt = check_all_ranks(prompt, groups)?;
-        let generated = self.model.generate(&prompt, options, groups)?;
-        let mut text = TextStream::new(self.tokenizer(), &prompt, &[]);
-        let pieces = generated.tokens.iter().map(|token| text.push(*token)).collect::<Result<String>>()?;
-        Ok(pieces + &text.finish()?)
+        let stop = if options.ignore_end { &[][..] } else { &self.model.config().stop_strings };
+        let mut text = TextStream::new(self.tokenizer(), &prompt, stop);
+        let (mut answer, mut failed) = (String::new(), None);
+        self.model.generate_with(&prompt, options, groups, |token| {
+            match text.push(token) {
+                Ok(new) => answer += &new,
+                Err(error) => failed = Some(error),
+            }
+            if text.is_ended() || failed.is_some() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(answer + &text.finish()?),
+        }
     }
 }
 
@@ -174,6 +190,24 @@ mod tests {
             (model.complete("w3 w4", &options(), group).unwrap(), words.concat())
         });
         assert!(texts.iter().all(|(text, words)| text == words && text.starts_with(" w")), "{texts:?}");
+    }
+
+    #[test]
+    fn a_text_ends_before_the_stop_strings_of_the_model_unless_ends_are_ignored() {
+        let folder = words();
+        let whole = on_two(|group| {
+            TextModel::load(folder.path(), None, group).unwrap().complete("w3 w4", &options(), group).unwrap()
+        });
+        let third = whole[0].split(' ').nth(3).unwrap();
+        let generation = json!({ "stop_strings": [third, "no such text"] });
+        std::fs::write(folder.path().join("generation_config.json"), generation.to_string()).unwrap();
+        let texts = on_two(|group| {
+            let model = TextModel::load(folder.path(), None, group).unwrap();
+            let ending = GenerateOptions { ignore_end: false, ..options() };
+            [&ending, &options()].map(|options| model.complete("w3 w4", options, group).unwrap())
+        });
+        let before = &whole[0][..whole[0].find(third).unwrap()];
+        assert!(texts.iter().all(|texts| *texts == [before, &whole[0]]), "{texts:?} of {whole:?}");
     }
 
     #[test]

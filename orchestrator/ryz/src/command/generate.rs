@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Subtract this from the logits of generated tokens, once for each time; from -2 to 2
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = SAMPLING)]
     frequency_penalty: f32,
-    /// Continue after the end-of-text token
+    /// Continue after the model's end tokens and stop strings
     #[arg(long)]
     ignore_end: bool,
     /// Stream text, or print one line of JSON at the end [default: text on a terminal, else json]

@@ -49,6 +49,11 @@ fn indices_that_do_not_fit_their_folder_are_refused() {
 }
 
 #[test]
+fn folders_in_other_formats_are_refused_with_what_converts_them() {
+    check(&models::other_formats());
+}
+
+#[test]
 fn damaged_weights_are_refused() {
     check(&models::weights());
 }

@@ -97,7 +97,12 @@ pub(crate) fn configs() -> Vec<Case> {
             r#"{"full_attention":{"rope_type":"default"}}"#,
             &["differs by kind of layer"],
         ),
-        set("partial_rotary_factor", "0.5", &["`partial_rotary_factor` 0.5 is not supported, only 1"]),
+        set(
+            "rope_parameters",
+            r#"{"rope_type":"linear","factor":2,"partial_rotary_factor":0.5}"#,
+            &["`partial_rotary_factor` 0.5 is not supported with rope type `linear`", "rotates whole heads"],
+        ),
+        set("transformers_weights", "\"mine.safetensors\"", &["`transformers_weights`", "rename the file"]),
         set("hidden_act", "\"gelu\"", &["`hidden_act` `gelu` is not supported, only `silu`"]),
         set("hidden_act", "1", &["`hidden_act` must be a text"]),
         set("tie_word_embeddings", "\"yes\"", &["`tie_word_embeddings` must be true or false"]),
@@ -167,6 +172,9 @@ pub(crate) fn configs() -> Vec<Case> {
         generation("[]", &["not a JSON object"]),
         generation("{\"eos_token_id\": \"</s>\"}", &["`eos_token_id` must be a token or a list of tokens"]),
         generation("{\"eos_token_id\": -2}", &["`eos_token_id` must be a token or a list of tokens"]),
+        generation("{\"stop_strings\": [1]}", &["`stop_strings` must be a text or a list of texts"]),
+        generation("{\"stop_strings\": \"x\"}", &["`stop_strings`", "has no tokenizer.json", "--ignore-end"])
+            .file("tokenizer.json", Content::Absent),
     ]);
     cases
 }
@@ -198,13 +206,13 @@ pub(crate) fn no_files() -> Vec<Case> {
     }
     // One file of several.
     let index = r#"{"weight_map":{"model.norm.weight":"part.safetensors"}}"#;
-    for (content, word) in [
-        (Content::Pipe, "this is a pipe"),
-        (Content::Folder, "this is a folder"),
-        (Content::Absent, "No such file"),
+    for (content, words) in [
+        (Content::Pipe, ["{}/part.safetensors: ", "this is a pipe"]),
+        (Content::Folder, ["{}/part.safetensors: ", "this is a folder"]),
+        (Content::Absent, ["{}/model.safetensors.index.json: ", "`part.safetensors` is not in this folder"]),
     ] {
         cases.push(
-            Case::new(ONE_TOKEN, &["{}/part.safetensors: ", word])
+            Case::new(ONE_TOKEN, &words)
                 .model()
                 .file("model.safetensors", Content::Absent)
                 .file("model.safetensors.index.json", index)
@@ -241,8 +249,11 @@ pub(crate) fn indices() -> Vec<Case> {
         index("[]", &["no index of weights"]),
         index("{}", &["no index of weights", "missing field `weight_map`"]),
         index(r#"{"weight_map":[]}"#, &["no index of weights", "invalid type"]),
-        index(r#"{"weight_map":{"a":1}}"#, &["no index of weights", "invalid type"]),
-        index(r#"{"weight_map":{"b":"part.safetensors"}}"#, &["tensor `b`", "not in `part.safetensors`"]),
+        index(r#"{"weight_map":{"a":1}}"#, &["tensor `a`", "expected the name of a file", "found 1"]),
+        index(
+            r#"{"weight_map":{"model.embed_tokens.weight":"part.safetensors"}}"#,
+            &["tensor `model.embed_tokens.weight`", "not in `part.safetensors`, where this index says it is"],
+        ),
         Case::new(ONE_TOKEN, &["{}: ", "in none of the weight files"])
             .model()
             .file("model.safetensors", Content::Absent)
@@ -252,6 +263,39 @@ pub(crate) fn indices() -> Vec<Case> {
             .file("model.safetensors", Content::Absent),
     ]);
     cases
+}
+
+/// Folders of adapters, and with weights in other formats.
+pub(crate) fn other_formats() -> Vec<Case> {
+    let instead = |name: &str, words: &[&str]| {
+        Case::new(ONE_TOKEN, words)
+            .model()
+            .named(name)
+            .file("model.safetensors", Content::Absent)
+            .file(name, "x")
+    };
+    let plan = |name: &str, content: &str, words: &[&str]| {
+        Case::new("plan --model {}", words).named(name).file(name, content)
+    };
+    let adapter = r#"{"base_model_name_or_path": "acme/base"}"#;
+    let is_adapter =
+        ["{}/adapter_config.json: this is an adapter of `acme/base`", "merge_and_unload", "merged`"];
+    vec![
+        instead(
+            "pytorch_model.bin",
+            &["{}: ", "`pytorch_model.bin` has weights as pickles", "save_pretrained(d)' {}`"],
+        ),
+        instead("a.gguf", &["{}: ", "`a.gguf` is a GGUF file", "' {} a.gguf`"]),
+        instead("consolidated.safetensors", &["{}: ", "`consolidated.safetensors`", "Hugging Face format"]),
+        instead("mine.safetensors", &["{}: ", "`mv {}/mine.safetensors {}/model.safetensors`"]),
+        Case::new(ONE_TOKEN, &is_adapter).model().file("adapter_config.json", adapter),
+        plan("adapter_config.json", adapter, &is_adapter),
+        plan(
+            "a.gguf",
+            "GGUF",
+            &["{}/config.json: there is no such file; `a.gguf` is a GGUF file", "python3 -c"],
+        ),
+    ]
 }
 
 fn safetensors(header: &str, data: usize) -> Vec<u8> {

@@ -149,6 +149,30 @@ fn the_text_of_the_json_is_that_which_is_streamed() {
 }
 
 #[test]
+fn the_stop_strings_of_the_model_end_its_texts_unless_ends_are_ignored() {
+    let model = model_of_words();
+    let run = |ranks: &str, more: &[&str]| -> serde_json::Value {
+        let arguments =
+            ["generate", "--model", model.path().to_str().unwrap(), "--backend", "tcp", "-n", ranks];
+        let prompt = ["--prompt", "w3 w4", "--max-new-tokens", "12"];
+        let output = Run::new(&[&arguments[..], &prompt, more].concat(), &[]).finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_str(&text(&output.stdout)).expect("JSON")
+    };
+    let whole = run("1", &[]);
+    let answer = whole["text"].as_str().expect("text");
+    let fifth = answer.split(' ').nth(5).expect("words");
+    let generation = serde_json::json!({ "eos_token_id": 99, "stop_strings": fifth });
+    std::fs::write(model.path().join("generation_config.json"), generation.to_string()).expect("written");
+    for (ranks, more) in [("1", &[][..]), ("2", &["--load-from-root"])] {
+        let stopped = run(ranks, more);
+        let before = &answer[..answer.find(fifth).expect("the word")];
+        assert_eq!((&stopped["text"], &stopped["stop"]), (&before.into(), &"stop_text".into()), "{more:?}");
+    }
+    assert_eq!(run("1", &["--ignore-end"])["text"], answer);
+}
+
+#[test]
 fn ranks_in_different_time_zones_get_one_prompt_from_a_template_that_asks_for_the_time() {
     let model = model_of_words();
     let template = "{{ strftime_now('w%-H w%-M') }}{% for m in messages %} {{ m.content }}{% endfor %}";
