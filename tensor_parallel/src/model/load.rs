@@ -79,7 +79,14 @@ fn prepare(
     parsed.tied_embeddings = is_tied(&checkpoint, &parsed, place, reader)?;
     let specs = tensors(&parsed)?;
     for spec in &specs {
-        checkpoint.check(&spec.name, &spec.shape)?;
+        checkpoint.check(&spec.name, &spec.shape).map_err(|error| match error {
+            Error::Checkpoint { file, tensor, source: CheckpointError::Missing { .. } }
+                if spec.name == HEAD =>
+            {
+                Error::Checkpoint { file, tensor, source: CheckpointError::NoHead }
+            }
+            other => other,
+        })?;
     }
     if reader != Reader::Other {
         for remark in &parsed.remarks {
@@ -99,7 +106,7 @@ fn prepare(
 /// less, and that of the embedding for the one of a tied pair that is stored.
 ///
 /// # Errors
-/// Returns an error if two different tensors get one name, or if there is no head.
+/// Returns an error if two different tensors get one name.
 fn rename_tensors(checkpoint: &mut Checkpoint, config: &LlamaConfig) -> Result<()> {
     let all = tensors(&LlamaConfig { tied_embeddings: false, ..config.clone() })?;
     let all: HashSet<&str> = all.iter().map(|spec| spec.name.as_str()).collect();
@@ -112,13 +119,10 @@ fn rename_tensors(checkpoint: &mut Checkpoint, config: &LlamaConfig) -> Result<(
     for (from, to) in renamed {
         checkpoint.rename(&from, &to)?;
     }
-    match [EMBEDDING, HEAD].map(|name| checkpoint.contains(name)) {
-        [false, true] if config.tied_embeddings => checkpoint.rename(HEAD, EMBEDDING),
-        [true, false] if !config.tied_embeddings => {
-            Err(Error::checkpoint(checkpoint.directory(), Some(HEAD), CheckpointError::NoHead))
-        }
-        _ => Ok(()),
+    if config.tied_embeddings && !checkpoint.contains(EMBEDDING) {
+        checkpoint.rename(HEAD, EMBEDDING)?;
     }
+    Ok(())
 }
 
 /// Returns true if embedding and head share one matrix. As in transformers, they do not if the checkpoint has both and they differ.

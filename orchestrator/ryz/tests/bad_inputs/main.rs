@@ -64,6 +64,11 @@ fn tensors_that_the_model_does_not_use_are_told_of_unless_they_never_matter() {
 }
 
 #[test]
+fn settings_that_are_ignored_are_told_of() {
+    check(&models::ignored());
+}
+
+#[test]
 fn tokenizers_that_cannot_be_used_are_refused() {
     check(&models::tokenizers());
 }

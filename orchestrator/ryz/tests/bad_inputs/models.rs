@@ -287,7 +287,8 @@ pub(crate) fn other_formats() -> Vec<Case> {
         ),
         instead("a.gguf", &["{}: ", "`a.gguf` is a GGUF file", "' {} a.gguf`"]),
         instead("consolidated.safetensors", &["{}: ", "`consolidated.safetensors`", "Hugging Face format"]),
-        instead("mine.safetensors", &["{}: ", "`mv {}/mine.safetensors {}/model.safetensors`"]),
+        instead("mine.safetensors", &["{}: ", "`mv {}/mine.safetensors {}/model.safetensors`"])
+            .file("expected.safetensors", Content::Absent),
         Case::new(ONE_TOKEN, &is_adapter).model().file("adapter_config.json", adapter),
         plan("adapter_config.json", adapter, &is_adapter),
         plan(
@@ -411,6 +412,24 @@ pub(crate) fn unused() -> Vec<Case> {
     vec![
         case(&words, warned),
         case(&["{\"load\":"], harmless).without("does not use").named("rotary frequencies"),
+    ]
+}
+
+/// Settings that the model does not follow: no error, but a warning.
+pub(crate) fn ignored() -> Vec<Case> {
+    let case = |name: &str, content: &str, words: &[&str]| {
+        let words: Vec<&str> = words.iter().copied().chain(["{\"load\":"]).collect();
+        Case::new(ONE_TOKEN, &words).model().named(content).file(name, content).code(0)
+    };
+    let mut config = parsed("config.json");
+    config["partial_rotary_factor"] = json!(0.5);
+    let ends =
+        ["`eos_token_id` is missing or empty in generation_config.json", "config.json ends a text: [2]"];
+    vec![
+        case("config.json", &config.to_string(), &["`partial_rotary_factor` 0.5 of config.json is ignored"]),
+        case("generation_config.json", "{}", &ends),
+        case("generation_config.json", "{\"eos_token_id\": []}", &ends),
+        case("generation_config.json", "{\"eos_token_id\": 2}", &[]).without("ends a text"),
     ]
 }
 
