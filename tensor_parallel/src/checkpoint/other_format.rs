@@ -55,12 +55,16 @@ pub(crate) fn instead_of_model(directory: &Path) -> Option<String> {
         );
         return Some(format!("`{name}` is a GGUF file, as llama.cpp has it; convert it with `{command}`"));
     }
-    let own = files(directory, &["safetensors", "pth"])
-        .into_iter()
-        .find(|name| name.starts_with("consolidated."))?;
-    Some(format!(
-        "`{own}` is in Meta's or Mistral's own format; download the files of the model in Hugging Face format"
-    ))
+    let weights = files(directory, &["safetensors", "bin", "pth"]);
+    let called = |prefix| weights.iter().find(|name| name.starts_with(prefix));
+    if let Some(name) = called("adapter_model.") {
+        return Some(format!(
+            "`{name}` is an adapter without its {ADAPTER}; download that too, or the model"
+        ));
+    }
+    called("consolidated.").map(|name| {
+        format!("`{name}` is in Meta's or Mistral's own format; download the files of the model in Hugging Face format")
+    })
 }
 
 /// Returns what a folder without weights in safetensors has instead, and what to do, if it is a known format.

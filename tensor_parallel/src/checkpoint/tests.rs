@@ -243,6 +243,7 @@ fn weights_in_other_formats_are_named_with_what_makes_safetensors_of_them() {
                 "download it",
             ],
         ),
+        (&["adapter_model.safetensors"], ["is an adapter without its adapter_config.json", "or the model"]),
         (&["tf_model.h5"], ["`tf_model.h5` is in a format that is not read", "as safetensors"]),
         (&["README.md"], ["neither model.safetensors nor", "name the folder of a model"]),
     ] {
