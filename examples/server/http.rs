@@ -8,16 +8,21 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest as _, Request as Incoming, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt as _;
+use axum::serve::{Listener as _, ListenerExt as _};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::set_tcp_user_timeout;
 use ryzanstein_tensor_parallel::{ChatTemplate, ChatTime, Error, Tokenizer};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -57,6 +62,13 @@ impl StopSignals {
     }
 }
 
+/// Most connections at a time; further clients wait. Far below the usual limit on open files.
+const CONNECTIONS: usize = 512;
+
+/// How long a client may take to send the head of a request, and then its body, or to read more of its answer. Then its
+/// connection ends, and the next client gets its place.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long clients have to fetch their last events when the engine has ended.
 const LAST_EVENTS: Duration = Duration::from_millis(500);
 
@@ -70,9 +82,10 @@ pub(crate) async fn serve(
     drain: Duration,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
-    // A token is less than a packet, and must not wait for the next one.
-    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
+    let mut listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
+        // A token is less than a packet, and must not wait for the next one.
         let _ = connection.set_nodelay(true);
+        let _ = set_tcp_user_timeout(&*connection, PATIENCE.as_millis() as u32);
     });
     let router = Router::new()
         .route("/health", get(async || as_json(&json!({ "status": "ok" }))))
@@ -82,44 +95,42 @@ pub(crate) async fn serve(
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::new(app));
-    let (stopping, mut stopped) = watch::channel(false);
-    let engine_ended = || {
-        let mut engine = engine.clone();
-        async move { while engine.changed().await.is_ok() {} }
-    };
-    let ended = engine_ended();
-    let stop = async move {
-        tokio::select! {
-            () = signals.first() => tracing::info!("stopping: {} for what runs", humanly(drain)),
-            () = ended => {}
-        }
-        let _ = stopping.send(true);
-    };
-    let late = async {
-        let signalled = async {
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-            tokio::time::sleep(drain).await;
-        };
-        let failed = async {
-            engine_ended().await;
-            tokio::time::sleep(LAST_EVENTS).await;
-        };
-        tokio::select! {
-            () = signalled => {}
-            () = failed => {}
+    let service = TowerToHyperService::new(router);
+    let mut http = http1::Builder::new();
+    // A client may close its side behind its request. That looks like leaving, which only a write can tell apart.
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).half_close(true);
+    let connections = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let accept = async {
+        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+            let (stream, _) = listener.accept().await;
+            let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+            let connection = connections.watch(connection);
+            tokio::spawn(async move {
+                // An error is the client's: it has left, or lost the server's patience.
+                let _ = connection.await;
+                drop(place);
+            });
         }
     };
     tokio::select! {
-        served = axum::serve(listener, router).with_graceful_shutdown(stop) => served,
-        () = late => {
-            tracing::warn!("some clients have not got their whole answers in time: dropped");
-            Ok(())
-        }
+        () = accept => {}
+        () = signals.first() => tracing::info!("stopping: {drain:?} for what runs"),
+        () = ended(engine.clone()) => {}
     }
+    drop(listener);
+    tokio::select! {
+        () = connections.shutdown() => return Ok(()),
+        () = sleep(drain) => {}
+        () = async { ended(engine).await; sleep(LAST_EVENTS).await } => {}
+    }
+    tracing::warn!("some clients have not got their whole answers in time: dropped");
+    Ok(())
 }
 
-fn humanly(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
+/// Waits until the engine has ended.
+async fn ended(mut engine: watch::Receiver<()>) {
+    while engine.changed().await.is_ok() {}
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response {
@@ -139,19 +150,20 @@ async fn wrong_method(method: Method, uri: Uri) -> Refusal {
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, None, format!("{} does not take {method}", uri.path()))
 }
 
-async fn completion(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refusal> {
-    app.answer(Kind::Completion, body).await
+async fn completion(State(app): State<Arc<App>>, request: Incoming) -> Result<Response, Refusal> {
+    app.answer(Kind::Completion, request).await
 }
 
-async fn chat(State(app): State<Arc<App>>, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
-    app.answer(Kind::Chat, body).await
+async fn chat(State(app): State<Arc<App>>, request: Incoming) -> Result<Response, Refusal> {
+    app.answer(Kind::Chat, request).await
 }
 
 impl App {
-    async fn answer(&self, kind: Kind, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
+    async fn answer(&self, kind: Kind, request: Incoming) -> Result<Response, Refusal> {
+        let late = |_| {
+            Refusal::new(StatusCode::REQUEST_TIMEOUT, None, "the body of the request did not come in time")
+        };
+        let body = timeout(PATIENCE, Bytes::from_request(request, &())).await.map_err(late)?;
         let body = body.map_err(|error| Refusal::new(error.status(), None, error.body_text()))?;
         let request = Request::read(&body, &self.model)?;
         let (sender, mut events) = mpsc::unbounded_channel();

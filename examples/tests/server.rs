@@ -2,7 +2,8 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -132,6 +133,14 @@ impl Server {
         let agent = agent.build().new_agent();
         let answer = agent.post(format!("{}{path}", self.address)).send(body)?;
         Ok((answer.status().as_u16(), answer.into_body()))
+    }
+
+    /// A connection without a library between, so that a client can do what libraries do not.
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address.strip_prefix("http://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        stream
     }
 
     /// The status and the JSON of an answer in one piece.
@@ -323,6 +332,90 @@ fn a_client_that_leaves_frees_its_slot() {
     }
     let (status, _) = server.ask("/v1/completions", &greedy("the ring", 4));
     assert_eq!(status, 200);
+}
+
+/// The bytes of a request for a completion.
+fn raw(body: &Value) -> String {
+    let body = body.to_string();
+    format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+#[test]
+fn a_client_that_closes_its_side_behind_its_request_gets_the_answer() {
+    let server = Server::start(&[]);
+    let (expected, ..) = server.expected("the ring", 40);
+    for is_streamed in [false, true] {
+        let mut body = greedy("the ring", 40);
+        body["stream"] = json!(is_streamed);
+        let mut client = server.connect();
+        client.write_all(raw(&body).as_bytes()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let events = answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
+        let events: Vec<Value> = events.filter_map(|line| serde_json::from_str(line).ok()).collect();
+        assert_eq!(text(&events), expected, "{answer}");
+    }
+}
+
+#[test]
+fn clients_that_send_nothing_hold_up_no_other_and_are_disconnected() {
+    let mut server = Server::start(&[]);
+    // More than the server has places for.
+    let idle: Vec<TcpStream> = (0..600).map(|_| server.connect()).collect();
+    // They have begun to send a head and a body.
+    let request = raw(&greedy("the ring", 4));
+    let partial = [20, request.len() - 1].map(|length| {
+        let mut client = server.connect();
+        client.write_all(&request.as_bytes()[..length]).unwrap();
+        client
+    });
+    let (status, answer) = server.ask("/v1/completions", &greedy("the ring", 4));
+    assert_eq!(status, 200, "{answer}");
+    for mut idle in idle {
+        assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0, "disconnected");
+    }
+    for mut partial in partial {
+        let mut answer = String::new();
+        let _ = partial.read_to_string(&mut answer);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+    }
+    // Nor is the end of the server held up.
+    let _idle = server.connect();
+    server.stop();
+    let lines: Vec<String> = server.lines.lock().unwrap().iter().collect();
+    assert!(!lines.iter().any(|line| line.contains("whole answers in time")), "{lines:#?}");
+}
+
+#[test]
+fn clients_that_read_nothing_hold_up_no_other_and_are_disconnected() {
+    let server = Server::start(&["--sequences", "2"]);
+    let deaf: Vec<TcpStream> = (0..8)
+        .map(|_| {
+            let mut client = server.connect();
+            client.write_all(raw(&long()).as_bytes()).unwrap();
+            client
+        })
+        .collect();
+    // More answers than the buffers of a connection hold.
+    let mut flood = server.connect();
+    let requests = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n".repeat(1000);
+    let flooding = std::thread::spawn(move || {
+        loop {
+            if let Err(error) = flood.write_all(requests.as_bytes()) {
+                return error;
+            }
+        }
+    });
+    let (status, answer) = server.ask("/v1/completions", &greedy("the ring", 4));
+    assert_eq!(status, 200, "{answer}");
+    let error = flooding.join().unwrap();
+    assert!(
+        !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        "it is disconnected: {error}"
+    );
+    drop(deaf);
 }
 
 #[test]
