@@ -19,12 +19,16 @@ pub struct Facts {
     pub host: Host,
     /// The networks of the machine.
     pub network: Network,
+    /// The programs and libraries for fast networks.
+    pub fabric: Fabric,
     /// The GPUs of the machine.
     pub gpu: GpuFacts,
     /// The libraries that drive the GPUs.
     pub libraries: Vec<Library>,
     /// NCCL's variables, with their sources.
     pub nccl: Vec<NcclVariable>,
+    /// The variables of CUDA and UCX in the environment, with their values.
+    pub variables: Vec<(String, String)>,
     /// The backend that the settings request.
     pub backend: BackendChoice,
     /// The trial groups.
@@ -158,8 +162,36 @@ pub struct InfinibandPort {
     pub link_layer: String,
     /// The first entry of the port's table of global identifiers that is of RoCE v2 with an IPv4 address.
     pub roce_v2_gid: Option<u32>,
+    /// Version of the adapter's firmware; empty if unknown.
+    pub firmware: String,
     /// Position of the adapter.
     pub pci: Option<PciPlace>,
+}
+
+/// The programs and libraries for InfiniBand and RoCE that are installed.
+#[derive(Debug, Default)]
+pub struct Fabric {
+    /// The ports that `ibv_devinfo` lists, or its error; `None` if it is not installed.
+    pub verbs: Option<Result<Vec<VerbsPort>, ProbeError>>,
+    /// The file of `ib_write_bw`.
+    pub write_bandwidth: Option<PathBuf>,
+    /// The version and the file of `ucx_info`, or its error; `None` if it is not installed.
+    pub ucx: Option<Result<String, ProbeError>>,
+    /// The file of SHARP's library.
+    pub sharp: Option<PathBuf>,
+    /// The file of a network plugin of NCCL, which SHARP needs.
+    pub nccl_plugin: Option<PathBuf>,
+}
+
+/// A port that programs can open, as `ibv_devinfo` lists it.
+#[derive(Clone, Debug, Default)]
+pub struct VerbsPort {
+    /// The adapter and the port, such as `mlx5_0:1`.
+    pub name: String,
+    /// Largest payload of a packet in use, in bytes.
+    pub active_mtu: Option<u32>,
+    /// Largest payload of a packet that the port supports, in bytes.
+    pub max_mtu: Option<u32>,
 }
 
 /// The facts about GPUs.

@@ -34,7 +34,7 @@ impl Status {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// The part of the machine: `host`, `network`, `gpu`, `libraries`, `nccl` or `job`.
+    /// The part of the machine: `host`, `network`, `gpu`, `libraries`, `nccl`, `environment` or `job`.
     pub area: &'static str,
     /// The subject of the check; the name is stable between versions.
     pub name: &'static str,

@@ -18,8 +18,8 @@ pub use diagnose::diagnose;
 pub(crate) use diagnose::tensor_parallel;
 pub use error::{ProbeError, ProcessError, TrialError};
 pub use facts::{
-    DriverFacts, Facts, FoundLibrary, GpuFacts, Hardware, Host, InfinibandPort, Interface, Library, Network,
-    NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
+    DriverFacts, Fabric, Facts, FoundLibrary, GpuFacts, Hardware, Host, InfinibandPort, Interface, Library,
+    Network, NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VerbsPort, VisibleGpu,
 };
 pub use finding::{Finding, Report, Status};
 pub use hosts::{HostLink, diagnose_links, links_table, measure_links};

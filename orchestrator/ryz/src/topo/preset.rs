@@ -174,7 +174,7 @@ fn ports(rate: &str, places: &[PciPlace]) -> Vec<InfinibandPort> {
         rate: rate.into(),
         link_layer: "InfiniBand".into(),
         pci: Some(place.clone()),
-        roce_v2_gid: None,
+        ..InfinibandPort::default()
     };
     places.iter().enumerate().map(port).collect()
 }

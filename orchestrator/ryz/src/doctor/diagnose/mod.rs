@@ -1,5 +1,7 @@
 //! Turns facts into findings. *Pure*.
 
+mod environment;
+mod fabric;
 mod gpu;
 mod host;
 mod libraries;
@@ -18,9 +20,11 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     let mut findings = host::diagnose(&facts.host);
     let gpus = facts.gpu.usable().gpus.len();
     findings.extend(network::diagnose(&facts.network, gpus));
+    findings.extend(fabric::diagnose(&facts.network.infiniband, &facts.fabric));
     findings.extend(gpu::diagnose(&facts.gpu, facts.backend));
     findings.extend(libraries::diagnose(&facts.libraries, gpus));
     findings.extend(nccl::diagnose(&facts.nccl));
+    findings.extend(environment::diagnose(&facts.variables));
     findings.extend(trials::diagnose(&facts.trials, gpus));
     findings
 }

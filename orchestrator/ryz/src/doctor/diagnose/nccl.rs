@@ -1,5 +1,6 @@
 use ryzanstein_config::nccl::{NcclVariable, advice};
 
+use super::environment::shown;
 use crate::doctor::finding::{Finding, Status};
 
 pub(super) fn diagnose(variables: &[NcclVariable]) -> Vec<Finding> {
@@ -15,9 +16,10 @@ pub(super) fn diagnose(variables: &[NcclVariable]) -> Vec<Finding> {
 }
 
 fn one(variable: &NcclVariable) -> Finding {
-    let mut seen = format!("{} by {}", variable.value, variable.source);
+    let shown = |value| shown(&variable.name, value);
+    let mut seen = format!("{} by {}", shown(&variable.value), variable.source);
     if let Some((value, source)) = &variable.overridden {
-        seen = format!("{seen}, which overrides {value} of {source}");
+        seen = format!("{seen}, which overrides {} of {source}", shown(value));
     }
     let finding = |status| Finding::new("nccl", "variable", status, seen.clone()).of(&variable.name);
     if let Some(advice) = advice(&variable.name) {

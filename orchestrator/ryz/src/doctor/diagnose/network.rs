@@ -51,7 +51,10 @@ fn infiniband(network: &Network) -> Vec<Finding> {
         )];
     }
     let ports = network.infiniband.iter().map(|port| {
-        let seen = format!("{}, {}, {}", port.state, port.rate, port.link_layer);
+        let parts = [&port.state, &port.rate, &port.link_layer].map(String::as_str);
+        let firmware = (!port.firmware.is_empty()).then(|| format!("firmware {}", port.firmware));
+        let known = parts.into_iter().chain(firmware.as_deref()).filter(|part| !part.is_empty());
+        let seen = known.collect::<Vec<_>>().join(", ");
         if port.state == "ACTIVE" {
             return new("infiniband", Status::Ok, seen).of(&port.name);
         }

@@ -11,6 +11,7 @@ use crate::doctor::ProbeError;
 use crate::doctor::facts::*;
 use crate::doctor::finding::{Report, Status};
 
+mod fabric;
 mod gpus;
 
 const GIB: u64 = 1 << 30;
@@ -45,6 +46,7 @@ fn plain() -> Facts {
             infiniband: Vec::new(),
             peer_memory_module: false,
         },
+        fabric: Fabric::default(),
         gpu: GpuFacts {
             on_bus: 0,
             module: None,
@@ -54,6 +56,7 @@ fn plain() -> Facts {
         },
         libraries: libraries(&["cuda_driver", "nccl", "nvrtc", "cublaslt"], false),
         nccl: Vec::new(),
+        variables: Vec::new(),
         backend: BackendChoice::Auto,
         trials: vec![trial("all_reduce_tcp", "tcp")],
     }

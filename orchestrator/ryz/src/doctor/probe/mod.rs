@@ -1,5 +1,6 @@
 //! Thin probes: each reads one part of the machine into [`Facts`](super::Facts) and concludes nothing.
 
+mod fabric;
 mod gpu;
 mod host;
 mod libraries;
@@ -27,8 +28,14 @@ pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCom
     Facts {
         host: host::probe(config, environment),
         network: network::probe(),
+        fabric: fabric::probe(environment),
         libraries: libraries::probe(config, environment),
         nccl: nccl::plan(config, &nccl_settings::user_variables(environment)),
+        variables: environment
+            .iter()
+            .filter(|(name, _)| name.starts_with("CUDA_") || name.starts_with("UCX_"))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect(),
         backend: config.process_group.backend,
         trials: trial::probe(config, environment, probe, gpu.usable().gpus.len()),
         gpu,

@@ -17,7 +17,7 @@ pub(super) fn probe() -> Network {
     Network {
         interfaces: interfaces(),
         loopback: loopback().map_err(Into::into),
-        infiniband: infiniband(),
+        infiniband: infiniband(Path::new(ADAPTERS)),
         peer_memory_module: ["nvidia_peermem", "nv_peer_mem"]
             .iter()
             .any(|module| Path::new("/sys/module").join(module).is_dir()),
@@ -61,10 +61,12 @@ fn loopback() -> std::io::Result<()> {
     }
 }
 
-fn infiniband() -> Vec<InfinibandPort> {
+/// Reads the adapters that this folder describes.
+fn infiniband(adapters: &Path) -> Vec<InfinibandPort> {
     let mut all = Vec::new();
-    for adapter in names(ADAPTERS) {
-        let ports = Path::new(ADAPTERS).join(&adapter).join("ports");
+    for adapter in names(adapters) {
+        let folder = adapters.join(&adapter);
+        let ports = folder.join("ports");
         for port in names(&ports) {
             let text = |file: &str| read(ports.join(&port).join(file)).unwrap_or_default();
             // `4: ACTIVE`
@@ -74,7 +76,8 @@ fn infiniband() -> Vec<InfinibandPort> {
                 state: state.split_once(": ").map_or(state.as_str(), |(_, state)| state).to_owned(),
                 rate: text("rate"),
                 link_layer: text("link_layer"),
-                pci: pci::place(Path::new(ADAPTERS).join(&adapter).join("device")),
+                firmware: read(folder.join("fw_ver")).unwrap_or_default(),
+                pci: pci::place(folder.join("device")),
                 roce_v2_gid: roce_v2_gid(&ports.join(&port)),
             });
         }
@@ -97,6 +100,27 @@ fn roce_v2_gid(port: &Path) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ports_of_adapters_are_read_from_the_kernel() {
+        let adapters = tempfile::tempdir().expect("a folder");
+        assert!(infiniband(adapters.path()).is_empty());
+        let write = |file: &str, text: &str| {
+            let file = adapters.path().join(file);
+            std::fs::create_dir_all(file.parent().expect("a folder")).expect("made");
+            std::fs::write(file, text).expect("written");
+        };
+        write("mlx5_0/fw_ver", "28.39.1002\n");
+        write("mlx5_0/ports/1/state", "4: ACTIVE\n");
+        write("mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n");
+        write("mlx5_0/ports/1/link_layer", "InfiniBand\n");
+        write("mlx5_1/ports/1/state", "1: DOWN\n");
+        let ports = infiniband(adapters.path());
+        let seen: Vec<_> = ports.iter().map(|p| (p.name.as_str(), p.state.as_str())).collect();
+        assert_eq!(seen, [("mlx5_0:1", "ACTIVE"), ("mlx5_1:1", "DOWN")]);
+        let first = (ports[0].rate.as_str(), ports[0].link_layer.as_str(), ports[0].firmware.as_str());
+        assert_eq!(first, ("400 Gb/sec (4X NDR)", "InfiniBand", "28.39.1002"));
+    }
 
     #[test]
     fn the_entry_of_roce_v2_is_the_first_with_an_ipv4_address() {
