@@ -83,3 +83,33 @@ fn tensors_of_another_library_are_summed() {
     let text = lines("examples/bring_your_own_stream", &[]).concat();
     assert!(text.contains("rank 0 on a processor") && text.contains("rank 1 on a processor"), "{text}");
 }
+
+#[test]
+fn a_ring_is_shown_step_by_step_and_moves_least() {
+    let lines = lines("examples/ring_steps", &[]);
+    let has = |line: &str| assert!(lines.iter().any(|other| other == line), "no `{line}` in {lines:#?}");
+    has("step 1: chunk 0 from 0 to 1, chunk 1 from 1 to 2, chunk 2 from 2 to 3, chunk 3 from 3 to 0");
+    // After one step, a sum of two ranks; after three, the first of all; at last all of all.
+    has("  rank 0:     1     1     1  1001");
+    has("  rank 0:     1  1111  1101  1001");
+    has("  rank 0:  1111  1111  1111  1111");
+    has("ring                         6         1.5           1.5           1.5");
+    has("everyone to everyone         3           3             3             3");
+    has("gather, average, send        6           3             3             6");
+}
+
+#[test]
+fn a_monitored_barrier_names_a_late_and_a_missing_rank() {
+    let lines = lines("examples/straggler", &[]);
+    for rank in 0..4 {
+        let said = |words: &str| {
+            let start = format!("rank {rank}: {words}");
+            assert!(lines.iter().any(|line| line.starts_with(&start)), "no `{start}` in {lines:#?}");
+        };
+        said("rank 2 came last");
+        said("the sum is 6");
+        if rank != 2 {
+            said("missing: [Rank(2)]");
+        }
+    }
+}
