@@ -24,6 +24,9 @@ pub enum Interconnect {
     /// NVLink 4 of an H100 or H200: 18 links of 25 GB/s, 450 GB/s; both directions together are the 900 GB/s of NVIDIA's "H100
     /// Tensor Core GPU Architecture" whitepaper.
     NvLink4,
+    /// NVLink 5 of a B200, and of GB200 NVL72, whose switches join 72 GPUs of 18 hosts: 18 links of 50 GB/s, 900 GB/s; both
+    /// directions together are the 1.8 TB/s of NVIDIA's "Blackwell Architecture Technical Brief".
+    NvLink5,
     /// InfiniBand HDR, 4 lanes: 200 Gb/s, 25 GB/s (InfiniBand Trade Association, InfiniBand Roadmap).
     InfinibandHdr,
     /// InfiniBand NDR, 4 lanes: 400 Gb/s, 50 GB/s (InfiniBand Roadmap).
@@ -46,13 +49,14 @@ pub struct UnknownInterconnect {
 
 impl Interconnect {
     /// All interconnects.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Pcie3,
         Self::Pcie4,
         Self::Pcie5,
         Self::NvLink2,
         Self::NvLink3,
         Self::NvLink4,
+        Self::NvLink5,
         Self::InfinibandHdr,
         Self::InfinibandNdr,
         Self::Ethernet10,
@@ -69,6 +73,7 @@ impl Interconnect {
             Self::NvLink2 => "nvlink2",
             Self::NvLink3 => "nvlink3",
             Self::NvLink4 => "nvlink4",
+            Self::NvLink5 => "nvlink5",
             Self::InfinibandHdr => "hdr",
             Self::InfinibandNdr => "ndr",
             Self::Ethernet10 => "10gbe",
@@ -90,6 +95,7 @@ impl Interconnect {
             Self::NvLink2 => 150.0,
             Self::NvLink3 => 300.0,
             Self::NvLink4 => 450.0,
+            Self::NvLink5 => 900.0,
             Self::InfinibandHdr => 25.0,
             Self::InfinibandNdr => 50.0,
             Self::Ethernet10 => 1.25,
@@ -103,7 +109,7 @@ impl Interconnect {
     /// assumption: a message of TCP through two kernels and a switch.
     pub const fn latency(self) -> f64 {
         match self {
-            Self::NvLink2 | Self::NvLink3 | Self::NvLink4 => 0.6e-6,
+            Self::NvLink2 | Self::NvLink3 | Self::NvLink4 | Self::NvLink5 => 0.6e-6,
             Self::Pcie3 | Self::Pcie4 | Self::Pcie5 => 1.0e-6,
             Self::InfinibandHdr | Self::InfinibandNdr => 2.7e-6,
             Self::Ethernet10 | Self::Ethernet25 | Self::Ethernet100 => 25e-6,

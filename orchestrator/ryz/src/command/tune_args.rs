@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// With --nccl: number of nodes, all like this one [default: 1]
     #[arg(long, value_name = "M", requires = "nccl")]
     pub(crate) nnodes: Option<String>,
-    /// With --nccl: a made-up machine in place of this one: dgx-h100, pcie-only or hybrid
+    /// With --nccl: a made-up machine in place of this one: dgx-h100, gb200-nvl72, pcie-only or hybrid
     #[arg(long, value_name = "NAME", requires = "nccl", conflicts_with_all = ["measure", "apply"])]
     pub(crate) preset: Option<Preset>,
     /// With --nccl: measure candidates on the GPUs of this node, each in fresh processes, and propose only what is quicker

@@ -13,6 +13,8 @@ use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, Network, N
 pub enum Preset {
     /// Eight H100 behind NVSwitches, each with an InfiniBand adapter on its PCIe switch.
     DgxH100,
+    /// A compute tray of GB200 NVL72: four of the 72 GPUs that NVSwitches join, each with an InfiniBand adapter.
+    Gb200Nvl72,
     /// Four L40S with PCIe only.
     PcieOnly,
     /// Four A100 on PCIe, in pairs that an NVLink bridge joins.
@@ -29,12 +31,13 @@ pub struct UnknownPreset {
 
 impl Preset {
     /// All presets.
-    pub const ALL: [Self; 3] = [Self::DgxH100, Self::PcieOnly, Self::Hybrid];
+    pub const ALL: [Self; 4] = [Self::DgxH100, Self::Gb200Nvl72, Self::PcieOnly, Self::Hybrid];
 
     /// Returns the name of the preset in the flag.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DgxH100 => "dgx-h100",
+            Self::Gb200Nvl72 => "gb200-nvl72",
             Self::PcieOnly => "pcie-only",
             Self::Hybrid => "hybrid",
         }
@@ -55,6 +58,17 @@ impl Preset {
                 // All GPUs are one NVLink domain.
                 bridged: 8,
                 processors: ["0-55,112-167", "56-111,168-223"],
+                network: |places| Network {
+                    infiniband: ports("400 Gb/sec (4X NDR)", places),
+                    ..no_network()
+                },
+            },
+            Self::Gb200Nvl72 => Machine {
+                gpu: "NVIDIA GB200",
+                gpus: 4,
+                links: (18, 50.0),
+                bridged: 4,
+                processors: ["0-71", "72-143"],
                 network: |places| Network {
                     infiniband: ports("400 Gb/sec (4X NDR)", places),
                     ..no_network()

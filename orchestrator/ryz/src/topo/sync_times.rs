@@ -42,6 +42,10 @@ pub struct On {
     pub seconds: Vec<f64>,
 }
 
+/// What makes a training step wait less for its gradients.
+const ADVICE: &str = "To wait less: accumulate the gradients of several batches before a step, or enlarge the batch of each \
+GPU; send 16 bits (all_reduce_compressed); reduce during the backward pass (BucketedReducer).";
+
 impl SyncTimes {
     /// Computes the times for `ranks` ranks.
     pub fn new(ranks: usize) -> Self {
@@ -77,7 +81,12 @@ impl SyncTimes {
             "Time of one ring all-reduce of a model's f32 gradients on {} ranks, at the published one-way bandwidth",
             self.ranks
         );
-        format!("{}\n\n{}", wrap(&heading, 0, screen), table(&columns, &rows, screen))
+        format!(
+            "{}\n\n{}\n{}\n",
+            wrap(&heading, 0, screen),
+            table(&columns, &rows, screen),
+            wrap(ADVICE, 0, screen)
+        )
     }
 
     /// Formats one line of JSON.

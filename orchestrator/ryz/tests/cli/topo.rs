@@ -12,6 +12,7 @@ fn topo(arguments: &[&str]) -> String {
 fn presets_are_shown_as_recorded() {
     let recorded = [
         ("dgx-h100", include_str!("topo/dgx-h100.txt")),
+        ("gb200-nvl72", include_str!("topo/gb200-nvl72.txt")),
         ("pcie-only", include_str!("topo/pcie-only.txt")),
         ("hybrid", include_str!("topo/hybrid.txt")),
     ];
@@ -37,7 +38,7 @@ fn json_has_a_way_from_every_device_to_every_other() {
     let output = Run::new(&["topo", "--sync-times", "--ranks", "2", "--format", "json"], &[]).finish();
     let times = report(&output);
     assert_eq!((&times["ranks"], &times["models"][3]["bytes"]), (&2.into(), &700_000_000_000_u64.into()));
-    assert_eq!(times["interconnects"][10]["seconds"].as_array().map(Vec::len), Some(4));
+    assert_eq!(times["interconnects"][11]["seconds"].as_array().map(Vec::len), Some(4));
 }
 
 #[test]
