@@ -466,6 +466,7 @@ impl Profile {
             bytes,
             path = %path,
             milliseconds = elapsed.as_micros() as f64 / 1e3,
+            limit_milliseconds = self.recording.threshold(bytes).as_micros() as f64 / 1e3,
             also_slow_since_last_line = entry.untold,
             "slow collective"
         );
