@@ -27,18 +27,17 @@ pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, 
     let deadline = Instant::now() + timeout;
     let status = loop {
         match child.try_wait() {
-            Ok(Some(status)) => break Ok(status),
+            Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            Ok(None) => break Err(ProcessError::Deadline(timeout)),
-            Err(error) => break Err(ProcessError::Wait(error)),
+            // Its output is not waited for: a process that it started may keep the pipes open.
+            other => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(other.map_or_else(ProcessError::Wait, |_| ProcessError::Deadline(timeout)));
+            }
         }
     };
-    if status.is_err() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
     let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-    let status = status?;
     if status.success() {
         return Ok(out);
     }
@@ -78,8 +77,9 @@ mod tests {
 
     #[test]
     fn a_process_that_does_not_end_is_killed_at_its_deadline() {
-        let mut command = Command::new("sleep");
-        command.arg("1000");
+        // The shell waits for a process of its own, which keeps the pipes open.
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 30; true"]);
         let error = output(command, Duration::from_millis(50)).expect_err("too long");
         assert!(matches!(error, ProcessError::Deadline(_)), "{error}");
     }
