@@ -209,3 +209,19 @@ mod tests {
         }
     }
 }
+
+/// The examples of the README and of the book's pages for programs, compiled and run with the other documentation tests.
+#[cfg(doctest)]
+mod written_elsewhere {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../docs/src/embedding.md")]
+    struct Embedding;
+
+    #[doc = include_str!("../../docs/src/overlap.md")]
+    struct Overlap;
+
+    #[doc = include_str!("../../docs/src/pipeline.md")]
+    struct Pipeline;
+}

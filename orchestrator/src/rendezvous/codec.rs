@@ -302,8 +302,8 @@ mod tests {
 
     #[test]
     fn fuzzing_starts_from_a_whole_roster() {
-        let seed = include_bytes!("../../../tests/fuzz/seeds/roster/two_ranks");
-        let members = decode_roster(seed).unwrap().roster.members;
+        let seed = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fuzz/seeds/roster/two_ranks");
+        let members = decode_roster(&std::fs::read(seed).unwrap()).unwrap().roster.members;
         assert_eq!(members.iter().map(|member| member.cpus.list.as_str()).collect::<Vec<_>>(), ["0-1"; 2]);
     }
 }
