@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
-use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::DType;
 
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::communicator::Communicator;
 use crate::compute::{Batch, Compute};
 use crate::error::{RequestError, Result};
 use crate::linear::gather_columns;
@@ -61,11 +62,11 @@ impl VocabParallelEmbedding {
         batch: &Batch,
         out: DType,
         compute: &dyn Compute,
-        group: &mut ProcessGroup,
+        group: &mut dyn Communicator,
     ) -> Result<Tensor> {
         check_tokens(batch.tokens(), self.weight.vocabulary)?;
         let mut x = compute.embed(&self.weight.rows, self.weight.first, batch, out)?;
-        group.all_reduce(&mut x, ReduceOp::Sum)?;
+        group.all_reduce_sum(&mut x)?;
         Ok(x)
     }
 }
@@ -97,7 +98,7 @@ impl ParallelLmHead {
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
-    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
         gather_columns(&local, self.weight.vocabulary, compute, group)
     }

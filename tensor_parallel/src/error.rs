@@ -85,6 +85,10 @@ pub enum Error {
     /// The process group failed.
     #[error(transparent)]
     Group(#[from] process_group::Error),
+
+    /// The engine's own [`Communicator`](crate::Communicator) failed.
+    #[error("communicator: {0}")]
+    Communicator(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A setting that does not fit.
@@ -313,7 +317,7 @@ impl Error {
             | Self::Checkpoint { .. } => true,
             Self::File { source, .. } => source.is_permanent(),
             // The rank that failed reports whether the error is permanent.
-            Self::Peer { .. } | Self::Device(_) => false,
+            Self::Peer { .. } | Self::Device(_) | Self::Communicator(_) => false,
             Self::Group(error) => error.is_permanent(),
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
 //! which are input features, and sums the results of all ranks. Layers borrow the
-//! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup) during a call, so the order of collectives is the order of the code.
+//! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup), or another [`Communicator`], during a call, so the order of collectives is the order of the code.
 //!
 //! ```no_run
 //! use ryzanstein_process_group::ProcessGroup;
@@ -26,12 +26,14 @@
 //! | generate from text or a chat | [`TextModel`], which adds a [`Tokenizer`] and a [`ChatTemplate`] |
 //! | decode many sequences at a time, as a scheduler does | [`Decoder`] |
 //! | put layers together by hand | [`linear`], [`attention`], [`mlp`], [`embedding`], [`norm`] |
+//! | communicate through an engine's own communicator | [`Communicator`] |
 //! | give weights that are in no folder | [`checkpoint::WeightSource`] |
 //! | compute on GPUs or on your own device | [`Compute`]: [`Cuda`], [`Host`] |
 //! | know which world sizes a model can have | [`legal_world_sizes`] |
 
 pub mod attention;
 pub mod checkpoint;
+mod communicator;
 pub mod compute;
 mod digest;
 pub mod embedding;
@@ -56,6 +58,7 @@ mod threads;
 
 pub use attention::KvCache;
 pub use checkpoint::Checkpoint;
+pub use communicator::Communicator;
 pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;

@@ -1,8 +1,7 @@
 //! The SwiGLU feed-forward block.
 
-use ryzanstein_process_group::ProcessGroup;
-
 use crate::checkpoint::Loader;
+use crate::communicator::Communicator;
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::linear::{MergedColumnParallelLinear, RowOptions, RowParallelLinear};
@@ -45,7 +44,7 @@ impl ParallelMlp {
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
-    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         self.down.forward(&self.inner(x, compute)?, compute, group)
     }
 
@@ -59,7 +58,7 @@ impl ParallelMlp {
         x: &Tensor,
         to: (&mut Tensor, &RmsNorm),
         compute: &dyn Compute,
-        group: &mut ProcessGroup,
+        group: &mut dyn Communicator,
     ) -> Result<Tensor> {
         self.down.forward_add_norm(&self.inner(x, compute)?, to, compute, group)
     }

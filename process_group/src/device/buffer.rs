@@ -85,6 +85,16 @@ fn check(dtype: DType, address: usize, bytes: usize) -> Result<()> {
     Ok(())
 }
 
+fn check_type<T: Element>(dtype: DType) -> Result<()> {
+    if dtype == T::DTYPE {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "this buffer has elements of {dtype} and is read as {}; ask `dtype` first",
+        T::DTYPE
+    )))
+}
+
 fn not_host(memory: Memory) -> Error {
     Error::invalid(format!("this buffer is in {memory} and is wanted in host memory; copy it there first"))
 }
@@ -154,6 +164,15 @@ impl<'a> View<'a> {
             Place::Host(bytes) => Ok(bytes),
             Place::Device(_) | Place::Tracked(_) => Err(not_host(self.memory())),
         }
+    }
+
+    /// Returns the elements.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they are not of type `T`, or not in host memory.
+    pub fn elements<T: Element>(&self) -> Result<&'a [T]> {
+        check_type::<T>(self.dtype)?;
+        Ok(bytemuck::cast_slice(self.host()?))
     }
 
     /// Returns the memory, if it is a GPU's. For a slice of cudarc it is known only within a call, which orders the slice.
@@ -253,6 +272,15 @@ impl<'a> ViewMut<'a> {
         }
     }
 
+    /// Returns the elements for writing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they are not of type `T`, or not in host memory.
+    pub fn elements_mut<T: Element>(&mut self) -> Result<&mut [T]> {
+        check_type::<T>(self.dtype)?;
+        Ok(bytemuck::cast_slice_mut(self.host()?))
+    }
+
     /// Returns the memory, if it is a GPU's; see [`View::device`].
     pub fn device(&self) -> Option<DeviceMemory> {
         self.as_view().device()
@@ -280,12 +308,24 @@ impl<'a> ViewMut<'a> {
 }
 
 /// Memory that a collective can read.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer of a collective",
+    label = "this lends no elements",
+    note = "slices, vectors and arrays of `f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64` are buffers, and so are slices of cudarc",
+    note = "for a type of your own, implement `Buffer` and `BufferMut`, as examples/own_tensor.rs of the repository does"
+)]
 pub trait Buffer {
     /// Lends the elements.
     fn view(&self) -> View<'_>;
 }
 
 /// Memory that a collective can write.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer that a collective can write",
+    label = "this lends no elements for writing",
+    note = "slices, vectors and arrays of `f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64` are buffers, and so are slices of cudarc",
+    note = "for a type of your own, implement `Buffer` and `BufferMut`, as examples/own_tensor.rs of the repository does"
+)]
 pub trait BufferMut: Buffer {
     /// Lends the elements for writing.
     fn view_mut(&mut self) -> ViewMut<'_>;

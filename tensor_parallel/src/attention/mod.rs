@@ -2,9 +2,8 @@
 
 mod cache;
 
-use ryzanstein_process_group::ProcessGroup;
-
 pub use self::cache::KvCache;
+use crate::communicator::Communicator;
 use crate::compute::{AttentionCall, Batch, Compute, HeadNorms, LayerCache};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
@@ -36,7 +35,7 @@ impl ParallelAttention {
         batch: &Batch,
         cache: &mut LayerCache,
         compute: &dyn Compute,
-        group: &mut ProcessGroup,
+        group: &mut dyn Communicator,
     ) -> Result<Tensor> {
         self.output.forward(&self.attend(x, batch, cache, compute)?, compute, group)
     }

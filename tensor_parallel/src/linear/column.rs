@@ -1,9 +1,8 @@
 //! A linear layer that holds a shard of its output features.
 
-use ryzanstein_process_group::ProcessGroup;
-
 use super::gather_columns;
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::communicator::Communicator;
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard;
@@ -63,7 +62,7 @@ impl ColumnParallelLinear {
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
-    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())?;
         if self.options.gather_output {
             return gather_columns(&local, self.features, compute, group);

@@ -8,12 +8,11 @@ mod merged;
 mod qkv;
 mod row;
 
-use ryzanstein_process_group::ProcessGroup;
-
 pub use self::column::{ColumnOptions, ColumnParallelLinear};
 pub use self::merged::MergedColumnParallelLinear;
 pub use self::qkv::{QkvParallelLinear, QkvShape};
 pub use self::row::{RowOptions, RowParallelLinear};
+use crate::communicator::Communicator;
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -23,10 +22,10 @@ pub(crate) fn gather_columns(
     local: &Tensor,
     keep: usize,
     compute: &dyn Compute,
-    group: &mut ProcessGroup,
+    group: &mut dyn Communicator,
 ) -> Result<Tensor> {
     let mut blocks = compute.scratch(&[group.world_size(), local.rows(), local.columns()], local.dtype())?;
-    group.all_gather_into(local, &mut blocks)?;
+    group.all_gather(local, &mut blocks)?;
     compute.concat_columns(blocks, keep)
 }
 

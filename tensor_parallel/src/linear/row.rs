@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use ryzanstein_process_group::{ProcessGroup, ReduceOp};
-
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::communicator::Communicator;
 use crate::compute::Compute;
 use crate::error::{ConfigurationError, Result};
 use crate::norm::RmsNorm;
@@ -76,10 +75,10 @@ impl RowParallelLinear {
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
-    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let mut y = self.term(x, compute)?;
         if self.options.reduce_results {
-            group.all_reduce(&mut y, ReduceOp::Sum)?;
+            group.all_reduce_sum(&mut y)?;
         }
         if let Some(bias) = &self.bias {
             compute.add(&mut y, bias)?;
@@ -88,7 +87,7 @@ impl RowParallelLinear {
     }
 
     /// Adds the result of [`forward`](Self::forward) to `residual`, and returns the normalised rows of that sum. If the group
-    /// [has](ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in another order.
+    /// [has](ryzanstein_process_group::ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in another order.
     ///
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward).
@@ -97,7 +96,7 @@ impl RowParallelLinear {
         x: &Tensor,
         (residual, norm): (&mut Tensor, &RmsNorm),
         compute: &dyn Compute,
-        group: &mut ProcessGroup,
+        group: &mut dyn Communicator,
     ) -> Result<Tensor> {
         let (rows, columns) = (x.rows(), self.weight.rows());
         let is_sum = self.options.reduce_results && self.bias.is_none();
@@ -105,6 +104,7 @@ impl RowParallelLinear {
         if is_sum
             && fits
             && norm.weight().count() == columns
+            && let Some(group) = group.process_group()
             && group.fuses_add_norm(x.dtype(), rows, columns)
         {
             let mut y = self.term(x, compute)?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ryzanstein_process_group::DType;
+use ryzanstein_process_group::{DType, ProcessGroup};
 
 use super::*;
 use crate::attention::{KvCache, ParallelAttention, Rotary, RotaryScaling};

@@ -1,0 +1,100 @@
+//! The communication of the layers.
+
+use std::error::Error as StdError;
+
+use ryzanstein_process_group::{Buffer, BufferMut, ProcessGroup, ReduceOp};
+
+use crate::error::{Error, Result};
+
+/// The ranks that share the weights of a layer: a [`ProcessGroup`], or an engine's own communicator.
+///
+/// Every rank makes the same calls in the same order. A communicator on CPUs gets its elements from [`ViewMut::host`] and their
+/// type from [`ViewMut::dtype`].
+///
+/// ```
+/// use ryzanstein_process_group::BufferMut;
+/// use ryzanstein_tensor_parallel::{Communicator, Error, Result};
+///
+/// /// A communicator of some engine.
+/// struct Engine;
+/// # impl Engine {
+/// #     fn size(&self) -> usize { 1 }
+/// #     fn sum(&mut self, _: &mut [f32]) -> std::io::Result<()> { Ok(()) }
+/// # }
+///
+/// impl Communicator for Engine {
+///     fn world_size(&self) -> usize {
+///         self.size()
+///     }
+///
+///     fn all_reduce_sum(&mut self, values: &mut dyn BufferMut) -> Result<()> {
+///         let mut view = values.view_mut();
+///         // This engine computes in f32 only.
+///         let values: &mut [f32] = view.elements_mut()?;
+///         self.sum(values).map_err(Error::communicator)
+///     }
+/// }
+/// ```
+///
+/// [`ViewMut::host`]: ryzanstein_process_group::ViewMut::host
+/// [`ViewMut::dtype`]: ryzanstein_process_group::ViewMut::dtype
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot communicate for a layer",
+    label = "this is neither a `ProcessGroup` nor a `Communicator`",
+    note = "pass a `ProcessGroup`, or implement `Communicator` for your own: `world_size` and `all_reduce_sum`"
+)]
+pub trait Communicator {
+    /// Returns the number of ranks.
+    fn world_size(&self) -> usize;
+
+    /// Replaces the values on every rank by their sum over all ranks, the same bits everywhere.
+    ///
+    /// # Errors
+    /// Returns [`Error::Communicator`] or [`Error::Group`] if the communication fails.
+    fn all_reduce_sum(&mut self, values: &mut dyn BufferMut) -> Result<()>;
+
+    /// Writes the values of all ranks into `all`, in the order of the ranks. Only [`ParallelLmHead`] and layers with
+    /// [`gather_output`] call it.
+    ///
+    /// # Errors
+    /// As [`all_reduce_sum`](Self::all_reduce_sum). The default returns an error.
+    ///
+    /// [`ParallelLmHead`]: crate::embedding::ParallelLmHead
+    /// [`gather_output`]: crate::linear::ColumnOptions::gather_output
+    fn all_gather(&mut self, mine: &dyn Buffer, all: &mut dyn BufferMut) -> Result<()> {
+        let _ = (mine, all);
+        Err(Error::communicator(
+            "it has no all-gather, which this layer needs; implement `Communicator::all_gather`",
+        ))
+    }
+
+    /// Returns the process group that carries the calls, if one does. Its kernels can combine a call with what follows.
+    fn process_group(&mut self) -> Option<&mut ProcessGroup> {
+        None
+    }
+}
+
+impl Communicator for ProcessGroup {
+    fn world_size(&self) -> usize {
+        self.world_size()
+    }
+
+    fn all_reduce_sum(&mut self, values: &mut dyn BufferMut) -> Result<()> {
+        Ok(self.all_reduce(values, ReduceOp::Sum)?)
+    }
+
+    fn all_gather(&mut self, mine: &dyn Buffer, all: &mut dyn BufferMut) -> Result<()> {
+        Ok(self.all_gather_into(mine, all)?)
+    }
+
+    fn process_group(&mut self) -> Option<&mut ProcessGroup> {
+        Some(self)
+    }
+}
+
+impl Error {
+    /// Wraps an error of an engine's [`Communicator`].
+    pub fn communicator(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Communicator(error.into())
+    }
+}
