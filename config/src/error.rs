@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// An error in a configuration. Its cause is always the configuration, never the cluster.
 ///
 /// Each message is complete: it includes that of `source()`.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file that the user named, or the default one, cannot be read.
@@ -62,6 +62,13 @@ pub enum ConfigError {
     /// Several of the above: all problems, in the order of the layers.
     #[error("{} problems in the configuration:{}", .0.len(), list(.0))]
     Several(Vec<ConfigError>),
+}
+
+/// Prints the message, so that `fn main() -> Result<(), ConfigError>` shows it in full.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl ConfigError {

@@ -1,12 +1,14 @@
 //! The most used items for embedding programs: `use ryzanstein_orchestrator::prelude::*;`.
+//!
+//! It has no name of candle's or burn's preludes, so that both can be imported: `Tensor`, `DType` and `Config` are in
+//! [`tensor_parallel`](crate::tensor_parallel), [`process_group`](crate::process_group) and [`config`](crate::config).
 
-pub use ryzanstein_config::{BackendChoice, Config};
 pub use ryzanstein_process_group::{
-    Buffer, BufferMut, DType, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Work,
+    Buffer, BufferMut, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Work,
 };
 pub use ryzanstein_tensor_parallel::{
-    ChatTemplate, ChatTime, Decoder, GenerateOptions, Generated, Llama, Message, Passes, Penalties, Sampling,
-    Tensor, TextModel, TextStream, Tokenizer,
+    ChatTemplate, ChatTime, Communicator, Decoder, GenerateOptions, Generated, Llama, Message, Passes,
+    Penalties, Sampling, TextModel, TextStream, Tokenizer,
 };
 
 pub use crate::{Builder, Orchestrator};

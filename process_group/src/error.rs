@@ -1,5 +1,6 @@
 //! Errors that name the rank that caused them.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The reason why an operation failed. Ranks are global ones.
 ///
 /// Cheap to clone: a failed group returns its cause again and again.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The user asked for something impossible.
@@ -160,6 +161,13 @@ fn missing_ranks(missing: &[Rank]) -> String {
     }
 }
 
+/// Prints the message, so that `fn main() -> Result<(), Error>` shows it in full.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// For `map_err`: the operating system could not do `what`.
     pub fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
@@ -276,5 +284,11 @@ mod tests {
             let error = Error::mismatch("world", 1, (Rank(0), &mine), (Rank(1), &theirs));
             assert!(matches!(error, Error::Mismatch { field, .. } if field == expected), "{error}");
         }
+    }
+
+    #[test]
+    fn main_prints_the_message() {
+        let error = Error::Poisoned(std::sync::Arc::new(Error::invalid("a root that is no member")));
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 }

@@ -1,5 +1,6 @@
 //! Errors, classified by cause.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::FileError;
@@ -17,7 +18,7 @@ use crate::shard::ShardError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting does not fit the model, the layer or this host.
@@ -89,6 +90,13 @@ pub enum Error {
     /// The engine's own [`Communicator`](crate::Communicator) failed.
     #[error("communicator: {0}")]
     Communicator(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Prints the message, so that `fn main() -> Result<(), Error>` shows it in full.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A setting that does not fit.

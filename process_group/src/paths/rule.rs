@@ -135,7 +135,7 @@ impl fmt::Display for Rule {
 }
 
 /// Writes an exact size: two different sizes have different texts, however close they are.
-fn bytes(bytes: usize) -> String {
+pub(super) fn bytes(bytes: usize) -> String {
     for (unit, size) in [("MiB", 1 << 20), ("MB", 1_000_000), ("KiB", 1 << 10), ("KB", 1000)] {
         if bytes > 0 && bytes.is_multiple_of(size) {
             return format!("{} {unit}", bytes / size);

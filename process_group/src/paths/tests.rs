@@ -414,3 +414,84 @@ fn a_range_for_gpus_comes_before_the_built_in_rules_there_and_nowhere_else() {
     let error = TuningTable::parse(&file.json(), &without).unwrap_err().to_string();
     assert!(error.contains("2 × a CPU, 2 × a GPU, driver 1"), "{error}");
 }
+
+const BEGIN: &str =
+    "<!-- The test `the_page_on_paths_has_the_limits_of_the_code` writes the following lines. -->\n";
+const END: &str = "<!-- End of the lines of the test. -->\n";
+
+/// The calls that our own kernels carry, by number of ranks, as the page on paths has them.
+fn limits_page() -> String {
+    use std::fmt::Write as _;
+
+    let size = |most: Option<usize>| {
+        most.map_or("any length".to_owned(), |bytes| format!("≤ {}", rule::bytes(bytes)))
+    };
+    // For each rule of all numbers of ranks, in order: its path, its operation, and the limit with each number.
+    let mut rows: Vec<(Path, &str, Vec<String>)> = Vec::new();
+    let worlds: Vec<usize> = gpu::PEER_RANKS.collect();
+    for operation in ["all_reduce", "broadcast", "all_gather", "reduce_scatter"] {
+        for path in PeerAlgorithm::ALL.map(Path::PeerMemory) {
+            let limit = |n: &usize| {
+                let table = gpu::peer_table(*n, None, &[]);
+                let is_it =
+                    |rule: &&Rule| rule.path == path && rule.when[0] == Condition::Operation(operation);
+                let Some(rule) = table.rules.iter().find(is_it) else { return "–".to_owned() };
+                let most = rule.when.iter().find_map(|condition| match condition {
+                    Condition::BytesUpTo(most) => Some(*most),
+                    _ => None,
+                });
+                // All ranks' chunks together; a chunk is a whole number of bytes.
+                let chunks = if ["all_gather", "reduce_scatter"].contains(&operation) { *n } else { 1 };
+                size(most.map(|most| (most * chunks).next_multiple_of(1 << 10)))
+            };
+            let limits: Vec<String> = worlds.iter().map(limit).collect();
+            if limits.iter().any(|limit| limit != "–") {
+                rows.push((path, operation, limits));
+            }
+        }
+    }
+    // Numbers of ranks with the same limits are one column.
+    let column = |index: usize| rows.iter().map(|row| row.2[index].as_str()).collect::<Vec<_>>();
+    let indices: Vec<usize> = (0..worlds.len()).collect();
+    let columns: Vec<&[usize]> = indices.chunk_by(|a, b| column(*a) == column(*b)).collect();
+    let titles = columns.iter().map(|of| match **of {
+        [one] => format!("{} ranks", worlds[one]),
+        [first, .., last] => format!("{} to {} ranks", worlds[first], worlds[last]),
+        [] => unreachable!("no chunk is empty"),
+    });
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let mut page = line(["path", "operation"].map(str::to_owned).into_iter().chain(titles).collect());
+    page += &format!("|{}\n", "---|".repeat(2 + columns.len()));
+    for (path, operation, limits) in &rows {
+        let cells = columns.iter().map(|of| limits[of[0]].clone());
+        page += &line([format!("`{path}`"), format!("`{operation}`")].into_iter().chain(cells).collect());
+    }
+    let mib = |n: &usize| gpu::shared_bytes(*n).div_ceil(1 << 20);
+    let shared = (mib(&worlds[0]), worlds[1..].iter().map(mib).max().unwrap_or_default());
+    let types = gpu::PEER_TYPES.map(DType::name).join(", ");
+    let _ = writeln!(
+        page,
+        "\nThe element types are {types}. Sizes are those of all ranks' chunks together. Each rank shares {} MiB",
+        shared.0
+    );
+    let _ = writeln!(page, "of its memory for 2 ranks, at most {} MiB for more.", shared.1);
+    page
+}
+
+#[test]
+fn the_page_on_paths_has_the_limits_of_the_code() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/paths.md");
+    let page = std::fs::read_to_string(file).expect("the page on paths");
+    let (head, rest) = page.split_once(BEGIN).expect("the page marks where the limits begin");
+    let (_, tail) = rest.split_once(END).expect("the page marks where the limits end");
+    let current = format!("{head}{BEGIN}\n{}\n{END}{tail}", limits_page());
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(file, &current).expect("the page can be written");
+        return;
+    }
+    assert!(
+        page == current,
+        "docs/src/paths.md is not what the table of paths says; run `UPDATE=1 cargo test -p ryzanstein-process-group --lib \
+         page_on_paths` and commit the result"
+    );
+}

@@ -33,13 +33,15 @@ fn read(page: &Path) -> String {
     std::fs::read_to_string(page).unwrap_or_else(|error| panic!("{}: {error}", page.display()))
 }
 
-/// The README and the pages of the book.
+/// The pages at the top of the repository and those of the book.
 fn pages() -> Vec<PathBuf> {
     let folders = ["docs/src", "docs/src/decisions"].map(|folder| repository().join(folder));
     let entries = folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).expect("the book"));
     let book = entries.map(|entry| entry.expect("an entry").path());
     let is_page = |page: &PathBuf| page.extension().is_some_and(|extension| extension == "md");
-    [repository().join("README.md")].into_iter().chain(book.filter(is_page)).collect()
+    let top =
+        ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(|page| repository().join(page));
+    top.into_iter().chain(book.filter(is_page)).collect()
 }
 
 /// The flags that `ryz COMMAND --help` lists, long and short.
