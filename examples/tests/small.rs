@@ -72,6 +72,26 @@ fn an_own_tensor_is_a_buffer() {
 }
 
 #[test]
+fn layers_are_shared_by_ranks() {
+    let program = built("examples/sharded_layer");
+    let lines = lines("ryz", &["launch", "-n", "2", "--", program.to_str().unwrap(), "2"]);
+    let expected =
+        ["[rank 0] pass 1: 32", "[rank 0] pass 2: 32", "[rank 1] pass 1: 32", "[rank 1] pass 2: 32"];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn a_rank_that_leaves_out_a_call_is_named() {
+    let mut launch = Command::new(built("ryz"));
+    let output =
+        launch.args(["launch", "-n", "2", "--"]).arg(built("examples/sharded_layer")).args(["4", "skip"]);
+    let output = output.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let words = ["mismatched calls in group `world`", "all_gather", "all_reduce"];
+    assert!(!output.status.success() && words.iter().all(|word| said.contains(word)), "{said}");
+}
+
+#[test]
 fn a_model_shows_its_text() {
     let folder = fixtures::folder("llama-mha");
     let text = lines("examples/stream_text", &[folder.to_str().unwrap(), "the ring"]).concat();

@@ -26,6 +26,11 @@ pub struct Membership {
 }
 
 /// The meeting point of ranks.
+#[diagnostic::on_unimplemented(
+    message = "ranks cannot meet through `{Self}`",
+    note = "use `MemoryRendezvous` for threads, what `ryzanstein_orchestrator::rendezvous::connect` returns for processes, or implement \
+            `Rendezvous`"
+)]
 pub trait Rendezvous: Send + Sync {
     /// Returns the local address at which the other ranks can reach this one, for the data plane to listen on.
     fn local_address(&self) -> Result<IpAddr>;

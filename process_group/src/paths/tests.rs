@@ -419,63 +419,59 @@ const BEGIN: &str =
     "<!-- The test `the_page_on_paths_has_the_limits_of_the_code` writes the following lines. -->\n";
 const END: &str = "<!-- End of the lines of the test. -->\n";
 
+/// Up to which size a path carries an operation among `n` GPUs, if no rule before it carries every size.
+fn limit(path: Path, operation: &'static str, n: usize) -> Option<String> {
+    let table = gpu::peer_table(n, None, &[]);
+    for rule in table.rules.iter().filter(|rule| rule.when.contains(&Condition::Operation(operation))) {
+        let most = rule.when.iter().find_map(|condition| match condition {
+            Condition::BytesUpTo(most) => Some(*most),
+            _ => None,
+        });
+        // All ranks' chunks together; a chunk is a whole number of bytes.
+        let chunks = if ["all_gather", "reduce_scatter"].contains(&operation) { n } else { 1 };
+        let most = most.map(|most| rule::bytes((most * chunks).next_multiple_of(1 << 10)));
+        if rule.path == path {
+            return Some(most.map_or("any length".to_owned(), |most| format!("≤ {most}")));
+        }
+        most?;
+    }
+    None
+}
+
 /// The calls that our own kernels carry, by number of ranks, as the page on paths has them.
 fn limits_page() -> String {
-    use std::fmt::Write as _;
-
-    let size = |most: Option<usize>| {
-        most.map_or("any length".to_owned(), |bytes| format!("≤ {}", rule::bytes(bytes)))
-    };
-    // For each rule of all numbers of ranks, in order: its path, its operation, and the limit with each number.
-    let mut rows: Vec<(Path, &str, Vec<String>)> = Vec::new();
     let worlds: Vec<usize> = gpu::PEER_RANKS.collect();
-    for operation in ["all_reduce", "broadcast", "all_gather", "reduce_scatter"] {
-        for path in PeerAlgorithm::ALL.map(Path::PeerMemory) {
-            let limit = |n: &usize| {
-                let table = gpu::peer_table(*n, None, &[]);
-                let is_it =
-                    |rule: &&Rule| rule.path == path && rule.when[0] == Condition::Operation(operation);
-                let Some(rule) = table.rules.iter().find(is_it) else { return "–".to_owned() };
-                let most = rule.when.iter().find_map(|condition| match condition {
-                    Condition::BytesUpTo(most) => Some(*most),
-                    _ => None,
-                });
-                // All ranks' chunks together; a chunk is a whole number of bytes.
-                let chunks = if ["all_gather", "reduce_scatter"].contains(&operation) { *n } else { 1 };
-                size(most.map(|most| (most * chunks).next_multiple_of(1 << 10)))
-            };
-            let limits: Vec<String> = worlds.iter().map(limit).collect();
-            if limits.iter().any(|limit| limit != "–") {
-                rows.push((path, operation, limits));
-            }
-        }
-    }
+    let rows: Vec<_> = ["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+        .into_iter()
+        .flat_map(|operation| PeerAlgorithm::ALL.map(|kernel| (Path::PeerMemory(kernel), operation)))
+        .map(|(path, operation)| {
+            (path, operation, worlds.iter().map(|n| limit(path, operation, *n)).collect())
+        })
+        .filter(|(.., limits): &(_, _, Vec<Option<String>>)| limits.iter().any(Option::is_some))
+        .collect();
     // Numbers of ranks with the same limits are one column.
-    let column = |index: usize| rows.iter().map(|row| row.2[index].as_str()).collect::<Vec<_>>();
+    let same = |a: &usize, b: &usize| rows.iter().all(|(.., limits)| limits[*a] == limits[*b]);
     let indices: Vec<usize> = (0..worlds.len()).collect();
-    let columns: Vec<&[usize]> = indices.chunk_by(|a, b| column(*a) == column(*b)).collect();
-    let titles = columns.iter().map(|of| match **of {
-        [one] => format!("{} ranks", worlds[one]),
-        [first, .., last] => format!("{} to {} ranks", worlds[first], worlds[last]),
-        [] => unreachable!("no chunk is empty"),
-    });
+    let columns: Vec<(usize, usize)> = indices.chunk_by(same).map(|of| (of[0], of[of.len() - 1])).collect();
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let titles = columns.iter().map(|(first, last)| match (worlds[*first], worlds[*last]) {
+        (first, last) if first == last => format!("{first} ranks"),
+        (first, last) => format!("{first} to {last} ranks"),
+    });
     let mut page = line(["path", "operation"].map(str::to_owned).into_iter().chain(titles).collect());
     page += &format!("|{}\n", "---|".repeat(2 + columns.len()));
     for (path, operation, limits) in &rows {
-        let cells = columns.iter().map(|of| limits[of[0]].clone());
+        let cells = columns.iter().map(|(first, _)| limits[*first].clone().unwrap_or("–".to_owned()));
         page += &line([format!("`{path}`"), format!("`{operation}`")].into_iter().chain(cells).collect());
     }
     let mib = |n: &usize| gpu::shared_bytes(*n).div_ceil(1 << 20);
-    let shared = (mib(&worlds[0]), worlds[1..].iter().map(mib).max().unwrap_or_default());
-    let types = gpu::PEER_TYPES.map(DType::name).join(", ");
-    let _ = writeln!(
-        page,
-        "\nThe element types are {types}. Sizes are those of all ranks' chunks together. Each rank shares {} MiB",
-        shared.0
-    );
-    let _ = writeln!(page, "of its memory for 2 ranks, at most {} MiB for more.", shared.1);
-    page
+    page + &format!(
+        "\nThe element types are {}. Sizes are those of all ranks' chunks together. Each rank shares {} MiB of its\nmemory for 2 \
+         ranks, at most {} MiB for more.\n",
+        gpu::PEER_TYPES.map(DType::name).join(", "),
+        mib(&worlds[0]),
+        worlds[1..].iter().map(mib).max().unwrap_or_default(),
+    )
 }
 
 #[test]

@@ -29,6 +29,10 @@ mod sealed {
 }
 
 /// A type whose slices can be sent and reduced. Sealed: the wire format and the kernels support exactly these.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no element type of a collective",
+    note = "the element types are `f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64`, with `f16` and `bf16` of the crate `half`, version 2"
+)]
 pub trait Element:
     sealed::Sealed + bytemuck::Pod + PartialEq + Send + Sync + std::fmt::Debug + 'static
 {

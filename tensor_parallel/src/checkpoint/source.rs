@@ -52,6 +52,10 @@ impl ShardedTensor<'_> {
 }
 
 /// A source that fills tensors with this rank's slices of the weights. All ranks request the same tensors in the same order.
+#[diagnostic::on_unimplemented(
+    message = "a loader cannot read weights from `{Self}`",
+    note = "pass a `LocalSource` for a folder, a `MemorySource` for tensors in memory, or implement `WeightSource`"
+)]
 pub trait WeightSource {
     /// Copies this rank's slice into `target`, from its row `at` on, rounded to the target's type.
     ///

@@ -11,6 +11,10 @@ use crate::error::Result;
 ///
 /// A single [`ProcessGroup`] is a model of one stage, whose members share each layer. A [`ProcessGroupManager`] divides a model
 /// as its layout specifies: tensor × pipeline.
+#[diagnostic::on_unimplemented(
+    message = "a model cannot run on `{Self}`",
+    note = "pass a `ProcessGroup` or a `ProcessGroupManager`, such as `orchestrator.manager()`"
+)]
 pub trait ModelGroups {
     /// Returns the group of the ranks that share each layer with this one.
     fn tensor(&mut self) -> &mut ProcessGroup;
