@@ -2,7 +2,7 @@
 # ryz for CPUs. Dockerfile.cuda adds NCCL and CUDA's libraries; the program is the same.
 #   docker build -t ryz .
 
-FROM rust:1.90-slim-bookworm AS build
+FROM rust:1.94-slim-bookworm AS build
 WORKDIR /build
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \

@@ -459,7 +459,7 @@ fn limits_page() -> String {
         (first, last) => format!("{first} to {last} ranks"),
     });
     let mut page = line(["path", "operation"].map(str::to_owned).into_iter().chain(titles).collect());
-    page += &format!("|{}\n", "---|".repeat(2 + columns.len()));
+    page += &line(vec!["---".to_owned(); 2 + columns.len()]);
     for (path, operation, limits) in &rows {
         let cells = columns.iter().map(|(first, _)| limits[*first].clone().unwrap_or("–".to_owned()));
         page += &line([format!("`{path}`"), format!("`{operation}`")].into_iter().chain(cells).collect());

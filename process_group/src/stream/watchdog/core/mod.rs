@@ -703,13 +703,11 @@ impl Core {
         let error = match expired {
             Expired::Here { what, waited } => self.timeout(what, waited, missing),
             Expired::At { rank, what } => {
-                let names = match missing.as_slice() {
-                    _ if let Some(member) = self.unresponsive(&missing) => {
-                        format!("rank {} is unresponsive", member.rank)
-                    }
-                    [] => "every rank is there, but not finished".into(),
-                    [one] => format!("rank {one} is not there"),
-                    many => format!("ranks {} are not there", rank::list(many)),
+                let names = match (self.unresponsive(&missing), missing.as_slice()) {
+                    (Some(member), _) => format!("rank {} is unresponsive", member.rank),
+                    (None, []) => "every rank is there, but not finished".into(),
+                    (None, [one]) => format!("rank {one} is not there"),
+                    (None, many) => format!("ranks {} are not there", rank::list(many)),
                 };
                 Error::PeerAborted { rank, reason: format!("{what}: {names}") }
             }
