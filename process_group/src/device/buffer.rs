@@ -312,7 +312,8 @@ impl<'a> ViewMut<'a> {
     message = "`{Self}` is no buffer of a collective",
     label = "this lends no elements",
     note = "slices, vectors and arrays of `f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64` are buffers, and so are slices of cudarc",
-    note = "for a type of your own, implement `Buffer` and `BufferMut`, as examples/own_tensor.rs of the repository does"
+    note = "for a type of your own, implement `Buffer` and `BufferMut`, as examples/own_tensor.rs of the repository does; a tensor of \
+            candle lends its slice in an `InplaceOp1`, as docs/src/embedding.md shows"
 )]
 pub trait Buffer {
     /// Lends the elements.
@@ -324,7 +325,8 @@ pub trait Buffer {
     message = "`{Self}` is no buffer that a collective can write",
     label = "this lends no elements for writing",
     note = "slices, vectors and arrays of `f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64` are buffers, and so are slices of cudarc",
-    note = "for a type of your own, implement `Buffer` and `BufferMut`, as examples/own_tensor.rs of the repository does"
+    note = "for a type of your own, implement `Buffer` and `BufferMut`, as examples/own_tensor.rs of the repository does; a tensor of \
+            candle lends its slice in an `InplaceOp1`, as docs/src/embedding.md shows"
 )]
 pub trait BufferMut: Buffer {
     /// Lends the elements for writing.
