@@ -3,7 +3,8 @@
 //! The launcher of every node but the first increments a key of the rendezvous, which the launcher of the first node reads.
 //! When the count stands still, or is not answered, the node or the network between them is down. Then each side ends its own
 //! ranks, which would wait for the others until the deadline of their call. A rendezvous that has ended is not such a case: the
-//! ranks of this node may have some work left.
+//! ranks of this node may have some work left. A node that does not come until `rendezvous.timeout` ends the job as well, also for
+//! programs that wait for other ranks without a deadline of their own.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -32,21 +33,38 @@ fn key(node: u32) -> String {
     format!("{RESERVED}launcher/{node}")
 }
 
+/// What a launcher notices of other nodes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum NodeNotice {
+    /// It waits for other nodes. Told once.
+    Waits(String),
+    /// It is cut off from another node, for this reason, and its ranks must end.
+    CutOff(String),
+}
+
 /// The heartbeats of the other nodes, in the launcher of the first node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Nodes {
+    address: HostPort,
+    /// Time within which all nodes must come.
+    timeout: Duration,
     /// The newest count of each, and the time at which it was first seen.
     counts: BTreeMap<u32, (i64, Duration)>,
     looked: Duration,
+    is_wait_told: bool,
 }
 
 impl Nodes {
-    /// Examines the counts, and returns a node that is cut off. The ranks wait for a node that has not counted yet.
+    pub(super) fn new(address: HostPort, timeout: Duration) -> Self {
+        Self { address, timeout, counts: BTreeMap::new(), looked: Duration::ZERO, is_wait_told: false }
+    }
+
+    /// Examines the counts at this time since the job began.
     pub(super) fn look(
         &mut self,
         now: Duration,
         counts: impl IntoIterator<Item = (u32, i64)>,
-    ) -> Option<u32> {
+    ) -> Option<NodeNotice> {
         // This process was stopped itself: counts that arrived meanwhile may not have been read yet.
         let has_slept = now.saturating_sub(std::mem::replace(&mut self.looked, now)) >= SLEEP;
         if has_slept {
@@ -58,8 +76,43 @@ impl Nodes {
             }
         }
         let silent = |(count, since): &(i64, Duration)| *count > 0 && now.saturating_sub(*since) >= SILENCE;
-        self.counts.iter().find(|(_, count)| silent(count)).map(|(node, _)| *node)
+        if let Some((node, _)) = self.counts.iter().find(|(_, count)| silent(count)) {
+            return Some(NodeNotice::CutOff(silence(&format!("node {node}"))));
+        }
+        let absent: Vec<String> = self
+            .counts
+            .iter()
+            .filter(|(_, (count, _))| *count == 0)
+            .map(|(node, _)| format!("node {node}"))
+            .collect();
+        if absent.is_empty() {
+            return None;
+        }
+        let absent = absent.join(", ");
+        if now >= self.timeout {
+            return Some(NodeNotice::CutOff(format!(
+                "the launcher of {absent} has not connected to {} within {} s (rendezvous.timeout): it was not started, or cannot reach \
+                 that address",
+                self.address,
+                self.timeout.as_secs()
+            )));
+        }
+        if now < SILENCE || std::mem::replace(&mut self.is_wait_told, true) {
+            return None;
+        }
+        Some(NodeNotice::Waits(format!(
+            "waiting for the launcher of {absent} to connect to {}, until rendezvous.timeout ({} s)",
+            self.address,
+            self.timeout.as_secs()
+        )))
     }
+}
+
+fn silence(node: &str) -> String {
+    format!(
+        "no heartbeat from the launcher of {node} for {} s: the launcher, its host or the network is down",
+        SILENCE.as_secs()
+    )
 }
 
 /// Returns the counts of all nodes but the first.
@@ -70,7 +123,7 @@ pub(super) fn counts(server: &Server, nodes: u32) -> impl Iterator<Item = (u32, 
 /// The thread of a node other than the first that counts.
 #[derive(Debug)]
 pub(super) struct NodeHeartbeat {
-    lost: tokio::sync::mpsc::Receiver<()>,
+    notices: tokio::sync::mpsc::Receiver<NodeNotice>,
     /// Ranks of this node that have ended well. It is closed at the end.
     left: Option<mpsc::Sender<Rank>>,
     ended: mpsc::Receiver<()>,
@@ -87,7 +140,7 @@ impl NodeHeartbeat {
         address: HostPort,
         secret: Secret,
     ) -> Result<Self, LaunchError> {
-        let (lose, lost) = tokio::sync::mpsc::channel(1);
+        let (notify, notices) = tokio::sync::mpsc::channel(2);
         let (left, leaving) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let (node, timeout) = (config.launch.node_rank, config.rendezvous.timeout.get());
@@ -97,11 +150,24 @@ impl NodeHeartbeat {
             Security::new(&config.security).map_err(|error| LaunchError::Configuration(error.to_string()))?;
         let beats = move || {
             let deadline = Instant::now() + timeout;
-            // The ranks report the reason, if the rendezvous does not exist.
-            if let Ok(client) = Client::connect(address, secret, security, identity, deadline)
-                && beat(&client, &key(node), &leaving)
-            {
-                let _ = lose.blocking_send(());
+            let tell = |notice| drop(notify.blocking_send(notice));
+            let connect = |until: Instant| {
+                let (secret, security, identity) = (secret.clone(), security.clone(), identity.clone());
+                Client::connect(address.clone(), secret, security, identity, until)
+            };
+            let client = connect(deadline.min(Instant::now() + SILENCE)).or_else(|_| {
+                tell(NodeNotice::Waits(format!(
+                    "waiting for the launcher of the first node at {address}, until rendezvous.timeout ({} s)",
+                    timeout.as_secs()
+                )));
+                connect(deadline)
+            });
+            match client {
+                Ok(client) if beat(&client, &key(node), &leaving) => {
+                    tell(NodeNotice::CutOff(silence(&format!("the first node ({address})"))));
+                }
+                Ok(_) => {}
+                Err(error) => tell(NodeNotice::CutOff(error.to_string())),
             }
             drop(end);
         };
@@ -109,7 +175,7 @@ impl NodeHeartbeat {
             .name("ryz-node-heartbeat".into())
             .spawn(beats)
             .map_err(LaunchError::system("no thread for the heartbeat"))?;
-        Ok(Self { lost, left: Some(left), ended })
+        Ok(Self { notices, left: Some(left), ended })
     }
 
     /// Reports to the first node that a rank of this node has ended well, and is not silent.
@@ -119,11 +185,12 @@ impl NodeHeartbeat {
         }
     }
 
-    /// Resolves when no answer has come for too long.
-    pub(super) async fn cut_off(&mut self) {
-        if self.lost.recv().await.is_none() {
+    /// Resolves when there is something to notice.
+    pub(super) async fn notice(&mut self) -> NodeNotice {
+        match self.notices.recv().await {
+            Some(notice) => notice,
             // The thread has ended because the rendezvous has.
-            std::future::pending::<()>().await;
+            None => std::future::pending().await,
         }
     }
 }
@@ -214,15 +281,38 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_cut_off_when_its_count_stands_still_and_not_before_it_counts_or_after_it_has_left() {
-        let mut nodes = Nodes::default();
+    fn a_node_that_does_not_come_is_told_and_ends_the_job_at_the_timeout() {
         let at = Duration::from_secs;
-        assert_eq!(nodes.look(at(59), [(1, 0), (2, 0)]), None);
-        assert_eq!(nodes.look(at(60), [(1, 0), (2, 0)]), None, "nobody has come yet");
+        let mut nodes = Nodes::new("node0:29500".parse().unwrap(), at(8));
+        let counts = |second| [(1, second), (2, 0), (3, 0)];
+        let mut told = Vec::new();
+        for second in 0..=8 {
+            told.extend(nodes.look(at(second), counts(second as i64)).map(|notice| (second, notice)));
+        }
+        let [(5, NodeNotice::Waits(waits)), (8, NodeNotice::CutOff(end))] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert_eq!(
+            waits,
+            "waiting for the launcher of node 2, node 3 to connect to node0:29500, until rendezvous.timeout (8 s)"
+        );
+        assert!(
+            end.starts_with("the launcher of node 2, node 3 has not connected to node0:29500 within 8 s"),
+            "{end}"
+        );
+    }
+
+    #[test]
+    fn a_node_is_cut_off_when_its_count_stands_still_and_not_before_it_counts_or_after_it_has_left() {
+        let at = Duration::from_secs;
+        let mut nodes = Nodes::new("node0:29500".parse().unwrap(), at(600));
+        let cut_off = |node| Some(NodeNotice::CutOff(silence(&format!("node {node}"))));
+        assert_eq!(nodes.look(at(2), [(1, 0), (2, 0)]), None);
+        assert_eq!(nodes.look(at(4), [(1, 0), (2, 0)]), None, "nobody has come yet");
         for second in 61..66 {
             assert_eq!(nodes.look(at(second), [(1, second as i64), (2, 1)]), None, "at {second}");
         }
-        assert_eq!(nodes.look(at(66), [(1, 66), (2, 1)]), Some(2));
+        assert_eq!(nodes.look(at(66), [(1, 66), (2, 1)]), cut_off(2));
         for second in 67..71 {
             assert_eq!(nodes.look(at(second), [(1, 66), (2, 1 + GOODBYE)]), None, "at {second}");
         }
@@ -231,6 +321,6 @@ mod tests {
         for second in 81..85 {
             assert_eq!(nodes.look(at(second), [(1, 66), (2, 1 + GOODBYE)]), None, "at {second}");
         }
-        assert_eq!(nodes.look(at(85), [(1, 66), (2, 1 + GOODBYE)]), Some(1));
+        assert_eq!(nodes.look(at(85), [(1, 66), (2, 1 + GOODBYE)]), cut_off(1));
     }
 }

@@ -18,7 +18,7 @@ use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
 use super::launcher::PassedOn;
-use super::node_heartbeat::{self, NodeHeartbeat, Nodes, SILENCE};
+use super::node_heartbeat::{self, NodeHeartbeat, NodeNotice, Nodes};
 use super::output::{self, Output};
 use super::proc;
 use super::rank_process::{RankProcess, exit, raw};
@@ -140,7 +140,8 @@ impl<'a> Supervisor<'a> {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
 
         // The first node's launcher examines the heartbeats of the others.
-        let (mut others, mut is_cut_off, mut lost) = (Nodes::default(), false, None);
+        let timeout = self.job.config.rendezvous.timeout.get();
+        let (mut others, mut is_cut_off) = (Nodes::new(self.rendezvous.address.clone(), timeout), false);
         self.beats = self.beat()?;
 
         let mut todo = vec![self.core.start()];
@@ -168,7 +169,10 @@ impl<'a> Supervisor<'a> {
                     continue;
                 }
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
-                () = cut_off(self.beats.as_mut()), if !is_cut_off => Some(Event::CutOff),
+                notice = noticed(self.beats.as_mut()), if !is_cut_off => match self.take(notice) {
+                    Some(event) => Some(event),
+                    None => continue,
+                },
                 () = until(due) => Some(Event::Tick),
                 reply = asked(endpoint.as_mut()) => {
                     let _ = reply.send(self.status());
@@ -185,11 +189,9 @@ impl<'a> Supervisor<'a> {
                     let nodes = self.job.config.launch.nnodes.get();
                     let server = self.rendezvous.server.as_ref().filter(|_| !is_cut_off);
                     let counts = server.into_iter().flat_map(|server| node_heartbeat::counts(server, nodes));
-                    match others.look(self.started.elapsed(), counts) {
-                        Some(node) => {
-                            lost = Some(node);
-                            Some(Event::CutOff)
-                        }
+                    let notice = others.look(self.started.elapsed(), counts);
+                    match notice.and_then(|notice| self.take(notice)) {
+                        Some(event) => Some(event),
                         None => continue,
                     }
                 }
@@ -199,7 +201,6 @@ impl<'a> Supervisor<'a> {
             }
             if matches!(event, Some(Event::CutOff)) {
                 is_cut_off = true;
-                self.tell_cut_off(lost);
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -355,20 +356,21 @@ impl<'a> Supervisor<'a> {
         NodeHeartbeat::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone()).map(Some)
     }
 
-    /// Tells the user that a node is cut off. `node` is the silent one, on the first node.
-    fn tell_cut_off(&self, node: Option<u32>) {
-        let whose = node.map_or_else(
-            || format!("the first node ({})", self.rendezvous.address),
-            |node| format!("node {node}"),
-        );
-        let why = format!(
-            "no heartbeat from the launcher of {whose} for {} s: the launcher, its host or the network is down",
-            SILENCE.as_secs()
-        );
-        if let Some(server) = &self.rendezvous.server {
-            server.fail(&why);
+    /// Tells the user, and the ranks that wait at the rendezvous, what is noticed of other nodes.
+    fn take(&self, notice: NodeNotice) -> Option<Event> {
+        match notice {
+            NodeNotice::Waits(what) => {
+                tell(&what);
+                None
+            }
+            NodeNotice::CutOff(why) => {
+                if let Some(server) = &self.rendezvous.server {
+                    server.fail(&why);
+                }
+                tell(&format!("{why}. Ending the ranks of this node"));
+                Some(Event::CutOff)
+            }
         }
-        tell(&format!("{why}. Ending the ranks of this node"));
     }
 
     /// Reaps every process that ended, orphans included, and tells the core which ranks ended, stopped or continued.
@@ -672,10 +674,10 @@ async fn asked(endpoint: Option<&mut Endpoint>) -> oneshot::Sender<wire::Job> {
     }
 }
 
-/// Resolves when this node is cut off from the first.
-async fn cut_off(beats: Option<&mut NodeHeartbeat>) {
+/// Resolves when this node notices something of the first.
+async fn noticed(beats: Option<&mut NodeHeartbeat>) -> NodeNotice {
     match beats {
-        Some(beats) => beats.cut_off().await,
+        Some(beats) => beats.notice().await,
         None => std::future::pending().await,
     }
 }
