@@ -1,7 +1,8 @@
 //! The most used items for embedding programs: `use ryzanstein_orchestrator::prelude::*;`.
 //!
-//! It has no name of candle's or burn's preludes, so that both can be imported: `Tensor`, `DType` and `Config` are in
-//! [`tensor_parallel`](crate::tensor_parallel), [`process_group`](crate::process_group) and [`config`](crate::config).
+//! It has no name that `candle_core` exports, so that both can be imported by `*`: `Tensor` is in
+//! [`tensor_parallel`](crate::tensor_parallel), `DType` in [`process_group`](crate::process_group), `Config` in
+//! [`config`](crate::config).
 
 pub use ryzanstein_process_group::{
     Buffer, BufferMut, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Work,
