@@ -25,7 +25,7 @@ fn passes(group: &mut ProcessGroup, passes: usize, skips: bool) -> Result<()> {
     let down = RowParallelLinear::load(&mut loader, "down", (4, 8), whole)?;
 
     let compute = Host::new(1);
-    let mut x = Tensor::new(&[1, 4], vec![1.0; 4], DType::F32)?;
+    let x = Tensor::new(&[1, 4], vec![1.0; 4], DType::F32)?;
     for pass in 1..=passes {
         // One all-gather.
         let wide = up.forward(&x, &compute, group)?;
@@ -33,9 +33,8 @@ fn passes(group: &mut ProcessGroup, passes: usize, skips: bool) -> Result<()> {
             continue;
         }
         // One all-reduce.
-        x = down.forward(&wide, &compute, group)?;
-        println!("pass {pass}: {}", x.values()?[0]);
-        x = Tensor::new(&[1, 4], vec![1.0; 4], DType::F32)?;
+        let y = down.forward(&wide, &compute, group)?;
+        println!("pass {pass}: {}", y.values()?[0]);
         std::thread::sleep(Duration::from_millis(500));
     }
     Ok(())
