@@ -18,6 +18,8 @@ pub struct ClosingReport {
     pub epoch: u64,
     /// The rank that failed first, if one failed.
     pub first_failure: Option<Failure>,
+    /// The reason why this node lost the others, if it did.
+    pub cut_off: Option<String>,
     /// Every rank that ran on this node, in the last epoch.
     pub ranks: Vec<RankExit>,
     /// The number of ranks on all nodes.
@@ -184,7 +186,11 @@ impl fmt::Display for ClosingReport {
             }
             (None, None) if self.exit_code != 0 => {
                 writeln!(f, "ryz: the job failed in epoch {epoch}")?;
-                writeln!(f, "  cause: lost contact with another node")?;
+                writeln!(
+                    f,
+                    "  cause: {}",
+                    self.cut_off.as_deref().unwrap_or("lost contact with another node")
+                )?;
                 for end in &self.ranks {
                     writeln!(f, "  then: {end}")?;
                 }

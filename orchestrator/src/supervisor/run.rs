@@ -79,6 +79,8 @@ struct Supervisor<'a> {
     killed_before: Option<u64>,
     /// Heartbeats to the first node, on a node other than the first.
     beats: Option<NodeHeartbeat>,
+    /// The reason why this node lost the others.
+    cut_off: Option<String>,
 }
 
 impl<'a> Supervisor<'a> {
@@ -121,6 +123,7 @@ impl<'a> Supervisor<'a> {
             states: BTreeMap::new(),
             killed_before: None,
             beats: None,
+            cut_off: None,
         })
     }
 
@@ -141,7 +144,7 @@ impl<'a> Supervisor<'a> {
 
         // The first node's launcher examines the heartbeats of the others.
         let timeout = self.job.config.rendezvous.timeout.get();
-        let (mut others, mut is_cut_off) = (Nodes::new(self.rendezvous.address.clone(), timeout), false);
+        let mut others = Nodes::new(self.rendezvous.address.clone(), timeout);
         self.beats = self.beat()?;
 
         let mut todo = vec![self.core.start()];
@@ -169,7 +172,7 @@ impl<'a> Supervisor<'a> {
                     continue;
                 }
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
-                notice = noticed(self.beats.as_mut()), if !is_cut_off => match self.take(notice) {
+                notice = noticed(self.beats.as_mut()), if self.cut_off.is_none() => match self.take(notice) {
                     Some(event) => Some(event),
                     None => continue,
                 },
@@ -187,7 +190,7 @@ impl<'a> Supervisor<'a> {
                         endpoint.set_health(self.is_healthy()).await;
                     }
                     let nodes = self.job.config.launch.nnodes.get();
-                    let server = self.rendezvous.server.as_ref().filter(|_| !is_cut_off);
+                    let server = self.rendezvous.server.as_ref().filter(|_| self.cut_off.is_none());
                     let counts = server.into_iter().flat_map(|server| node_heartbeat::counts(server, nodes));
                     let notice = others.look(self.started.elapsed(), counts);
                     match notice.and_then(|notice| self.take(notice)) {
@@ -198,9 +201,6 @@ impl<'a> Supervisor<'a> {
             };
             if matches!(event, Some(Event::LifelineClosed)) {
                 lifeline_closed = watch(None::<io::Empty>);
-            }
-            if matches!(event, Some(Event::CutOff)) {
-                is_cut_off = true;
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -357,7 +357,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Tells the user, and the ranks that wait at the rendezvous, what is noticed of other nodes.
-    fn take(&self, notice: NodeNotice) -> Option<Event> {
+    fn take(&mut self, notice: NodeNotice) -> Option<Event> {
         match notice {
             NodeNotice::Waits(what) => {
                 tell(&what);
@@ -368,6 +368,7 @@ impl<'a> Supervisor<'a> {
                     server.fail(&why);
                 }
                 tell(&format!("{why}. Ending the ranks of this node"));
+                self.cut_off = Some(why);
                 Some(Event::CutOff)
             }
         }
@@ -545,6 +546,7 @@ impl<'a> Supervisor<'a> {
             world_size: self.job.world_size().unwrap_or_default(),
             ranks: ranks.collect(),
             first_failure: outcome.first_failure.map(|first| self.failure(first)),
+            cut_off: self.cut_off,
             exit_code: outcome.exit_code,
             interrupted: outcome.interrupted,
             unwritten: self.output.unwritten(),

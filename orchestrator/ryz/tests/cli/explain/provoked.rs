@@ -263,6 +263,7 @@ fn not_killed() -> String {
         status: "failed",
         epoch: 1,
         first_failure: None,
+        cut_off: None,
         ranks: Vec::new(),
         world_size: 1,
         exit_code: 1,
