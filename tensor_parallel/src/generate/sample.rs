@@ -8,6 +8,10 @@ use std::num::NonZeroUsize;
 
 use crate::error::{ConfigurationError, Error, Result};
 
+/// The reason of logits that are no finite numbers, and the remedy.
+const OVERFLOW: &str = "values have overflowed, or the weights are damaged; f16 ends at 65504, so compute in bf16 or f32 \
+                        (--dtype, model.dtype)";
+
 /// The sampling method.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Sampling {
@@ -107,7 +111,7 @@ impl Sampler {
     /// Samples the next token.
     ///
     /// # Errors
-    /// Returns an error if a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken.
+    /// Returns an error if a logit is NaN, or the greatest is infinite: values have overflowed, or the weights are damaged.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         let token = self.choose_from(&self.penalised(logits))?;
         if self.penalties != Penalties::default() {
@@ -135,13 +139,13 @@ impl Sampler {
 
     fn choose_from(&mut self, logits: &[f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|l| l.is_nan()) {
-            return Err(Error::input(format!("the logit of token {index} is not a number")));
+            return Err(Error::input(format!("the logit of token {index} is not a number: {OVERFLOW}")));
         }
         let greatest = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
         let greatest = greatest.ok_or_else(|| Error::input("there are no logits to choose from"))?;
         if logits[greatest].is_infinite() {
             return Err(Error::input(format!(
-                "the greatest logit, that of token {greatest}, is {}: no token has a probability then",
+                "the greatest logit, that of token {greatest}, is {}: {OVERFLOW}",
                 logits[greatest]
             )));
         }
