@@ -57,12 +57,13 @@ const READERS: [(LauncherChoice, Reader); 7] = [
 
 /// Returns the environment with torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `GROUP_RANK`, `MASTER_ADDR`,
 /// `MASTER_PORT`) added, if another launcher gave the same facts in its own variables. The user's `MASTER_ADDR` and
-/// `MASTER_PORT` stay.
+/// `MASTER_PORT` stay. Under torchrun, whose own store listens at `MASTER_PORT`, they name another place.
 ///
 /// # Errors
 /// Returns the errors of [`detect`].
 pub fn translated(config: &Config, environment: &Environment) -> Result<Environment> {
     let mut environment = environment.clone();
+    leave_torchruns_port(&mut environment);
     let Some(placement) = detect(config.rendezvous.launcher, &environment)? else { return Ok(environment) };
     let number = |number: Option<u32>| number.map(|number| number.to_string());
     let variables = [
@@ -89,6 +90,23 @@ pub fn translated(config: &Config, environment: &Environment) -> Result<Environm
         }
     }
     Ok(environment)
+}
+
+/// Replaces the address of torchrun's own store by one where rank 0 can listen: a port derived from torchrun's, and the loopback
+/// address if all ranks are on this host.
+fn leave_torchruns_port(environment: &mut Environment) {
+    let is_store =
+        environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
+    let Some(port) = environment.get("MASTER_PORT").filter(|_| is_store) else { return };
+    let run = environment.get("TORCHELASTIC_RUN_ID").map_or("", String::as_str);
+    let port = port_of(&format!("{run}:{port}")).to_string();
+    environment.insert("MASTER_PORT".into(), port);
+    environment.insert("TORCHELASTIC_USE_AGENT_STORE".into(), "False".into());
+    let is_one_host =
+        environment.get("LOCAL_WORLD_SIZE").is_some_and(|here| environment.get("WORLD_SIZE") == Some(here));
+    if let Some(host) = loopback(is_one_host) {
+        environment.insert("MASTER_ADDR".into(), host);
+    }
 }
 
 /// Detects the placement of this process by the launcher `choice`, or by any. `None` for an ordinary process, for a single

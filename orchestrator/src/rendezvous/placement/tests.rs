@@ -69,6 +69,22 @@ fn each_launcher_is_translated_to_torchruns_names() {
 }
 
 #[test]
+fn ranks_of_torchrun_meet_elsewhere_than_at_its_own_store() {
+    let port = port_of("x:29500");
+    let expected = format!("MASTER_PORT={port} TORCHELASTIC_USE_AGENT_STORE=False");
+    let store = format!("{TORCHRUN} TORCHELASTIC_USE_AGENT_STORE=True");
+    assert_eq!(added(LauncherChoice::Auto, &store), Ok(expected.clone()));
+    assert_eq!(added(LauncherChoice::Torchrun, &store), Ok(expected.clone()));
+    let several_hosts = format!("{store} LOCAL_WORLD_SIZE=4");
+    assert_eq!(added(LauncherChoice::Auto, &several_hosts), Ok(expected.clone()));
+    let one_host = format!("{store} LOCAL_WORLD_SIZE=8");
+    assert_eq!(added(LauncherChoice::Auto, &one_host), Ok(format!("MASTER_ADDR=127.0.0.1 {expected}")));
+    for free in ["", "TORCHELASTIC_USE_AGENT_STORE=False"] {
+        assert_eq!(added(LauncherChoice::Auto, &format!("{TORCHRUN} {free}")), Ok(String::new()));
+    }
+}
+
+#[test]
 fn what_the_user_says_of_the_place_to_meet_holds() {
     let variables = format!("{SLURM} MASTER_ADDR=n02 MASTER_PORT=29511");
     assert_eq!(
