@@ -242,26 +242,35 @@ impl Orchestrator {
         TextModel::load(directory, dtype, &mut self.manager)
     }
 
-    /// Reports to the launcher, if there is one, the reason why this rank gives up, and the collective. Returns true if the launcher
-    /// knows the reason now.
+    /// Reports to the launcher, if there is one, the reason why this rank gives up, and its last collective. Returns true if the
+    /// launcher knows the reason now. With `profile.trace_dir`, writes the flight record: the groups have not failed if the error is
+    /// the program's own.
     pub fn report(&self, error: &(dyn StdError + 'static)) -> bool {
         use ryzanstein_tensor_parallel::Error as ModelError;
+        let flight = self.manager.flight_recorder();
+        if let Some(folder) = flight.folder()
+            && let Err(error) = flight.write(folder)
+        {
+            tracing::warn!(%error, "no flight record");
+        }
+        let last_call = self.manager.last_call();
+        let last_call = last_call.as_deref();
         let mut cause = Some(error);
         while let Some(current) = cause {
             // The model's error is transparent over the group's, so the group's is not in the chain of sources.
             let inside = match current.downcast_ref() {
                 Some(ModelError::Group(inner)) => Some(inner),
                 Some(ModelError::Peer { rank, .. }) => {
-                    return self.connection.report(&error.to_string(), Some(*rank));
+                    return self.connection.report(&error.to_string(), last_call, Some(*rank));
                 }
                 _ => current.downcast_ref::<Error>(),
             };
             if let Some(group_error) = inside {
-                return self.connection.report_failure(group_error, self.manager.last_call().as_deref());
+                return self.connection.report_failure(group_error, last_call);
             }
             cause = current.source();
         }
-        self.connection.report(&error.to_string(), None)
+        self.connection.report(&error.to_string(), last_call, None)
     }
 
     /// Tells the launcher, if there is one, and the other ranks that the program has panicked on this rank, with the panic's

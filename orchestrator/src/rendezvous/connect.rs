@@ -119,9 +119,10 @@ impl Connection {
 
     /// Does the same as [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made
     /// this one fail, if there is one.
-    pub fn report(&self, cause: &str, caused_by: Option<Rank>) -> bool {
+    pub fn report(&self, cause: &str, last_call: Option<&str>, caused_by: Option<Rank>) -> bool {
         let Kind::Client(client) = &self.kind else { return false };
-        is_reported(client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0)))
+        let (last_call, caused_by) = (last_call.map(str::to_owned), caused_by.map(|rank| rank.0));
+        is_reported(client.report(cause.to_owned(), last_call, caused_by))
     }
 
     /// Returns the connection to a launcher, which receives heartbeats.
@@ -170,7 +171,7 @@ impl Rendezvous for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.report("the program panicked: see what it wrote to its standard error", None);
+            self.report("the program panicked: see what it wrote to its standard error", None, None);
         }
     }
 }

@@ -10,6 +10,7 @@ use ryzanstein_benches::suite::Sweep;
 use ryzanstein_config::{Config, TuningChoice, WorldSize, file};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::plural;
+use ryzanstein_orchestrator::table::{Screen, wrap};
 use ryzanstein_process_group::device::LibrarySearch;
 use ryzanstein_process_group::paths::tuned::TuningTable;
 use ryzanstein_process_group::{Error, tuning};
@@ -109,7 +110,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
     rank::run(&config, |orchestrator| {
         let is_first = orchestrator.manager().rank().0 == 0;
-        let tuned = measure(orchestrator, &request, is_first)?;
+        let tuned = measure(orchestrator, &request, is_first, screen.stderr())?;
         if is_first {
             finish(args, &request, &tuned, &target, screen)?;
         }
@@ -117,9 +118,14 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     })
 }
 
-fn measure(orchestrator: &mut Orchestrator, request: &Request, is_first: bool) -> Result<Tuned, Error> {
+fn measure(
+    orchestrator: &mut Orchestrator,
+    request: &Request,
+    is_first: bool,
+    screen: Screen,
+) -> Result<Tuned, Error> {
     if let Some(told) = doctor::busy().filter(|_| is_first) {
-        eprintln!("ryz: {told}");
+        eprintln!("{}", wrap(&format!("ryz: {told}"), 2, screen));
     }
     tune::run(orchestrator, request, &mut |step| {
         if is_first {

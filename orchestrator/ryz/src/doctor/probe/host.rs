@@ -62,7 +62,8 @@ fn system() -> String {
 
 /// Describes the system, its processors and its memory, in one line.
 pub(in crate::doctor) fn describe() -> String {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    // Those of the machine: a rank may be bound to some of them.
+    let processors = processors();
     let memory = meminfo_bytes(&read("/proc/meminfo").unwrap_or_default(), "MemTotal").unwrap_or(0);
     format!(
         "{}; {}, {} of memory",
