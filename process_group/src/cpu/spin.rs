@@ -5,11 +5,6 @@ use std::time::{Duration, Instant};
 /// Number of looks without news after which ranks that share memory compare their processors: more than an exchange between
 /// ranks that run at the same time takes.
 pub(super) const COMPARE_AFTER: u32 = 32;
-/// Time for which a rank without news keeps its processor, unless it knows that another rank needs it. Then it yields: another
-/// program may need the processor. Much less is too short: two ranks on one processor yield to each
-/// other for milliseconds while another processor is idle, and each yield gives a computing program a whole time slice.
-const ALONE: Duration = Duration::from_micros(20);
-
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpinPolicy {
     /// Time since the last news.
@@ -26,7 +21,7 @@ impl SpinPolicy {
         if now.saturating_duration_since(idle_since) >= self.limit || now >= until {
             return false;
         }
-        if self.yields || shares_processor || now.saturating_duration_since(idle_since) >= ALONE {
+        if self.yields || shares_processor {
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();

@@ -339,12 +339,11 @@ impl GroupInner {
             }
             _ => None,
         };
-        let is_known = found.is_some();
         let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
         // The links come first: they deliver the reason at once, while the store may cause a wait.
         core.backend.backend_mut().abort(&error);
         core.failed = Some(Arc::new(error.clone()));
-        if let Some(words) = words.filter(|_| !is_known) {
+        if let Some(words) = words {
             words.leave(&error);
         }
         core.recorder.fail(Instant::now());
