@@ -243,25 +243,20 @@ impl Orchestrator {
     }
 
     /// Reports to the launcher, if there is one, the reason why this rank gives up, and its last collective. Returns true if the
-    /// launcher knows the reason now. With `profile.trace_dir`, writes the flight record: the groups have not failed if the error is
-    /// the program's own.
+    /// launcher knows the reason now. Then writes the flight record, if `profile.trace_dir` names a folder and the error is the
+    /// program's own: a group that fails writes it itself.
     pub fn report(&self, error: &(dyn StdError + 'static)) -> bool {
         use ryzanstein_tensor_parallel::Error as ModelError;
-        let flight = self.manager.flight_recorder();
-        if let Some(folder) = flight.folder()
-            && let Err(error) = flight.write(folder)
-        {
-            tracing::warn!(%error, "no flight record");
-        }
         let last_call = self.manager.last_call();
         let last_call = last_call.as_deref();
-        let mut cause = Some(error);
+        let (mut cause, mut caused_by) = (Some(error), None);
         while let Some(current) = cause {
             // The model's error is transparent over the group's, so the group's is not in the chain of sources.
             let inside = match current.downcast_ref() {
                 Some(ModelError::Group(inner)) => Some(inner),
                 Some(ModelError::Peer { rank, .. }) => {
-                    return self.connection.report(&error.to_string(), last_call, Some(*rank));
+                    caused_by = Some(*rank);
+                    break;
                 }
                 _ => current.downcast_ref::<Error>(),
             };
@@ -270,7 +265,9 @@ impl Orchestrator {
             }
             cause = current.source();
         }
-        self.connection.report(&error.to_string(), last_call, None)
+        let is_known = self.connection.report(&error.to_string(), last_call, caused_by);
+        self.manager.flight_recorder().failed();
+        is_known
     }
 
     /// Tells the launcher, if there is one, and the other ranks that the program has panicked on this rank, with the panic's

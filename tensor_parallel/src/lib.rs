@@ -1,11 +1,12 @@
 //! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES); the second argument is the
-//! element type of activations, `None` for that of the weights.
+//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES); the second
+//! argument is the element type of activations, `None` for that of the weights.
 //!
 //! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
 //! which are input features, and sums the results of all ranks. Layers borrow the
-//! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup), or another [`Communicator`], during a call, so the order of collectives is the order of the code.
+//! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup), or another [`Communicator`], during a call, so the order of collectives is
+//! the order of the code.
 //!
 //! ```no_run
 //! use ryzanstein_process_group::ProcessGroup;

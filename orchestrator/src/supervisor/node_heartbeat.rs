@@ -149,13 +149,18 @@ impl NodeHeartbeat {
         let security =
             Security::new(&config.security).map_err(|error| LaunchError::Configuration(error.to_string()))?;
         let beats = move || {
-            let deadline = Instant::now() + timeout;
+            let started = Instant::now();
+            let deadline = started + timeout;
             let tell = |notice| drop(notify.blocking_send(notice));
             let connect = |until: Instant| {
                 let (secret, security, identity) = (secret.clone(), security.clone(), identity.clone());
                 Client::connect(address.clone(), secret, security, identity, until)
             };
-            let client = connect(deadline.min(Instant::now() + SILENCE)).or_else(|_| {
+            let client = connect(deadline.min(started + SILENCE)).or_else(|error| {
+                // An error at once, such as another secret, does not go away.
+                if started.elapsed() < SILENCE / 2 {
+                    return Err(error);
+                }
                 tell(NodeNotice::Waits(format!(
                     "waiting for the launcher of the first node at {address}, until rendezvous.timeout ({} s)",
                     timeout.as_secs()

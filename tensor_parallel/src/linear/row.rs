@@ -87,7 +87,8 @@ impl RowParallelLinear {
     }
 
     /// Adds the result of [`forward`](Self::forward) to `residual`, and returns the normalised rows of that sum. If the group
-    /// [has](ryzanstein_process_group::ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in another order.
+    /// [has](ryzanstein_process_group::ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in
+    /// another order.
     ///
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward).

@@ -1,4 +1,4 @@
-//! A rank whose program panics: what the launcher and the other ranks say of it.
+//! A rank whose program panics or fails by itself: what the launcher and the other ranks say of it.
 
 use ryzanstein_config::Config;
 use ryzanstein_orchestrator::Orchestrator;
@@ -47,4 +47,40 @@ fn a_rank_that_panics_is_the_first_failure_and_is_said_to_have_panicked() {
     assert_eq!((&failure["rank"], &failure["exit_code"]), (&1.into(), &101.into()), "{report}");
     let cause = failure["cause"].as_str().expect("a cause");
     assert!(cause.contains("the program panicked"), "{report}");
+}
+
+#[test]
+fn a_rank_that_fails_by_itself_keeps_its_last_collective_and_leaves_its_record() {
+    let environment: Environment = std::env::vars().collect();
+    if environment.contains_key(AS_RANK) {
+        let builder = Orchestrator::builder().environment(environment);
+        let mut orchestrator = builder.initialize().expect("joined");
+        orchestrator.manager().world().barrier().expect("both are there");
+        if orchestrator.manager().rank().0 == 1 {
+            orchestrator.report(&std::io::Error::other("the batch is empty"));
+            std::process::exit(3);
+        }
+        // Rank 1 may be gone.
+        let _ = orchestrator.finalize();
+        return;
+    }
+    let records = tempfile::tempdir().expect("a folder");
+    let test = std::env::current_exe().expect("this program");
+    let name = "panics::a_rank_that_fails_by_itself_keeps_its_last_collective_and_leaves_its_record";
+    let folder = records.path().to_str().expect("a path");
+    let output = Run::new(
+        &[
+            &["launch", "-n", "2", "--backend", "tcp", "--format", "json", "--trace-dir", folder, "--"],
+            &[test.to_str().expect("a path"), "--exact", name, "--nocapture"][..],
+        ]
+        .concat(),
+        &[(AS_RANK, "1")],
+    )
+    .finish();
+    let report = report(&output);
+    let failure = &report["first_failure"];
+    assert_eq!((&failure["rank"], &failure["cause"]), (&1.into(), &"the batch is empty".into()), "{report}");
+    let last_call = failure["last_call"].as_str().expect("a call");
+    assert!(last_call.ends_with("barrier"), "{report}");
+    assert!(records.path().join("rank-1.json").exists(), "the rank leaves its record");
 }

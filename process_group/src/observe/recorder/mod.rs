@@ -150,9 +150,9 @@ impl FlightRecorder {
         Ok(path)
     }
 
-    /// Called when a group has failed. Writes the record on another thread, and waits for it for at most [`PATIENCE`]: a disk that
-    /// hangs must not keep the error from the caller.
-    pub(crate) fn failed(&self) {
+    /// Writes a record to `rank-R.json` in the folder of `profile.trace_dir`, if there is one, after a failure. Another thread writes
+    /// it, and this waits a few seconds at most: a disk that hangs must not keep the error from the caller. Logs an error to write.
+    pub fn failed(&self) {
         let Some(folder) = self.folder().map(Path::to_owned) else { return };
         let (recorder, rank) = (self.clone(), self.0.head.rank.0);
         let (sender, written) = mpsc::channel();

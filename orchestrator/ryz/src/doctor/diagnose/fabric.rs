@@ -5,7 +5,7 @@ fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
     Finding::new("network", name, status, seen)
 }
 
-/// Without an adapter, only what is installed all the same is told of.
+/// Without an adapter, this reports only the tools that are installed.
 pub(super) fn diagnose(ports: &[InfinibandPort], fabric: &Fabric) -> Vec<Finding> {
     let mut findings = verbs(ports, fabric);
     let has_adapter = !ports.is_empty();

@@ -152,6 +152,17 @@ fn report(facts: &Facts) -> Report {
     Report::new("node0".into(), diagnose(facts), driver.gpus, driver.pairs)
 }
 
+/// Checks the worst finding of a name: its status, and a word of its texts. Returns all findings.
+fn check_worst(index: usize, facts: &Facts, name: &str, status: Status, word: &str) -> Vec<Finding> {
+    let findings = diagnose(facts);
+    let worst = findings.iter().filter(|f| f.name == name).max_by_key(|f| f.status);
+    let worst = worst.unwrap_or_else(|| panic!("row {index}: nothing is said of {name}"));
+    assert_eq!(worst.status, status, "row {index}: {worst:?}");
+    let said = format!("{} {:?} {:?}", worst.seen, worst.cause, worst.remedy);
+    assert!(said.contains(word), "row {index}: `{word}` is not in {said}");
+    findings
+}
+
 #[test]
 fn a_machine_without_gpus_is_healthy_and_is_told_how_to_get_them() {
     let report = report(&plain());
@@ -296,12 +307,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
     for (index, (change, name, status, word)) in rows.iter().enumerate() {
         let mut facts = h200();
         change(&mut facts);
-        let findings = diagnose(&facts);
-        let worst = findings.iter().filter(|f| f.name == *name).max_by_key(|f| f.status);
-        let worst = worst.unwrap_or_else(|| panic!("row {index}: nothing is said of {name}"));
-        assert_eq!(worst.status, *status, "row {index}: {worst:?}");
-        let said = format!("{} {:?} {:?}", worst.seen, worst.cause, worst.remedy);
-        assert!(said.contains(word), "row {index}: `{word}` is not in {said}");
+        let findings = check_worst(index, &facts, name, *status, word);
         let exit = match findings.iter().map(|f| f.status).max() {
             Some(Status::Broken) => 2,
             Some(Status::Warning) => 1,

@@ -78,12 +78,7 @@ fn each_state_of_a_fabric_is_told_of() {
     for (index, (change, name, status, word)) in rows.iter().enumerate() {
         let mut facts = with_ports();
         change(&mut facts);
-        let findings = diagnose(&facts);
-        let worst = findings.iter().filter(|f| f.name == *name).max_by_key(|f| f.status);
-        let worst = worst.unwrap_or_else(|| panic!("row {index}: nothing is said of {name}"));
-        assert_eq!(worst.status, *status, "row {index}: {worst:?}");
-        let said = format!("{} {:?} {:?}", worst.seen, worst.cause, worst.remedy);
-        assert!(said.contains(word), "row {index}: `{word}` is not in {said}");
+        check_worst(index, &facts, name, *status, word);
     }
 }
 
