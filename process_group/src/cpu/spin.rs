@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+
 /// Number of looks without news after which ranks that share memory compare their processors: more than an exchange between
 /// ranks that run at the same time takes.
 pub(super) const COMPARE_AFTER: u32 = 32;
@@ -27,5 +29,30 @@ impl SpinPolicy {
             std::hint::spin_loop();
         }
         true
+    }
+}
+
+/// Moves this thread to another of the processors that it may use. Returns false if there is none.
+///
+/// The scheduler itself moves it only to a processor that idles: never while other programs keep all of them busy.
+pub(super) fn leave_processor(processor: usize) -> bool {
+    let Ok(allowed) = sched_getaffinity(None) else { return false };
+    let mut others = allowed;
+    others.unset(processor);
+    let moved = others.count() > 0 && sched_setaffinity(None, &others).is_ok();
+    // Only the move is wanted. Where it runs later stays with the scheduler.
+    moved && sched_setaffinity(None, &allowed).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_leaves_its_processor_may_still_use_all() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let moved = leave_processor(rustix::thread::sched_getcpu());
+        assert_eq!(moved, allowed.count() > 1);
+        assert_eq!(sched_getaffinity(None).unwrap(), allowed);
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::compiled::{Compiled, Copy, Send};
 use super::link::{Link, Sent};
 use super::shared::Doorbell;
-use super::spin::{COMPARE_AFTER, SpinPolicy};
+use super::spin::{COMPARE_AFTER, SpinPolicy, leave_processor};
 use crate::backend::call::Interrupt;
 use crate::error::Result;
 use crate::link::mesh::{Liveness, Peer, Peers};
@@ -201,16 +201,22 @@ impl Run<'_> {
         }
     }
 
-    /// Tells all ranks that share memory on which processor this one waits. Returns true if one of them waits on the same: it can
-    /// continue only if this rank yields.
+    /// Tells all ranks that share memory on which processor this one waits, and leaves it if a lower rank waits on the same.
+    /// Returns true if another rank of this processor can continue only when this one yields.
     fn shares_processor(&mut self) -> bool {
-        let processor = rustix::thread::sched_getcpu() as u32;
-        let mut shares = false;
+        let processor = rustix::thread::sched_getcpu();
+        let (mut below, mut above) = (false, false);
         // Every peer is told, also after one that shares the processor.
-        for link in self.links.iter_mut() {
-            shares |= link.shares_processor(processor);
+        for peer in self.links.ids() {
+            if self.links[peer].shares_processor(processor as u32) {
+                let is_lower = self.links.rank(peer) < self.context.rank;
+                (below, above) = (below || is_lower, above || !is_lower);
+            }
         }
-        shares
+        if below && !self.context.spin.yields {
+            return !leave_processor(processor);
+        }
+        below || above
     }
 
     /// Waits as [`wait`](Self::wait) does, in several parts, between which another thread can end the call.
