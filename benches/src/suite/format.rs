@@ -160,7 +160,7 @@ mod tests {
         for figure in [
             "<th class=\"n\">median</th>",
             "<td class=\"n\">20.5 us</td>",
-            "all_reduce, 1 KB: 20.5 us</title>",
+            "auto, 1 KB: 20.5 us</title>",
         ] {
             assert!(page.contains(figure), "{figure}");
         }

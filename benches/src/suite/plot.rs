@@ -17,6 +17,8 @@ const POINT: f64 = 3.5;
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Curve {
     pub(super) label: String,
+    /// Below [`COLOURS`].
+    pub(super) colour: usize,
     pub(super) points: Vec<(f64, f64)>,
     /// Values that a cost model expects at the same sizes, if one applies: drawn dashed.
     pub(super) expected: Vec<(f64, f64)>,
@@ -39,8 +41,8 @@ pub(super) struct Plot<'a> {
 }
 
 impl Plot<'_> {
-    /// Draws the plot in a separate view box; `None` if there is nothing to draw. Curve `i` has the classes `c` and
-    /// `c{i % 10}`.
+    /// Draws the plot in a separate view box; `None` if there is nothing to draw. A curve has the classes `c` and
+    /// `c{colour}`.
     pub(super) fn svg(&self) -> Option<String> {
         let measured = self.curves.iter().flat_map(|curve| [&curve.points, &curve.expected]);
         let points = || {
@@ -65,8 +67,8 @@ impl Plot<'_> {
         let mut out =
             format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name} by size\">\n");
         frame.grid(&mut out, &sizes, &ticks);
-        for (index, curve) in self.curves.iter().enumerate() {
-            self.curve(&mut out, &frame, index % COLOURS, curve);
+        for curve in self.curves {
+            self.curve(&mut out, &frame, curve);
         }
         for target in self.targets {
             let (a, b) = frame.place(target.at);
@@ -81,7 +83,8 @@ impl Plot<'_> {
         Some(out + "</svg>\n")
     }
 
-    fn curve(&self, out: &mut String, frame: &Frame, class: usize, curve: &Curve) {
+    fn curve(&self, out: &mut String, frame: &Frame, curve: &Curve) {
+        let class = curve.colour;
         let line = |points: &[(f64, f64)]| -> String {
             let points = drawable(points).map(|point| frame.place(point));
             points.map(|(a, b)| format!("{a:.1},{b:.1}")).collect::<Vec<_>>().join(" ")
@@ -180,7 +183,7 @@ impl Frame {
     }
 }
 
-/// Number of colours; further curves start again with the first.
+/// Number of colours.
 pub(super) const COLOURS: usize = 10;
 
 /// A logarithmic axis over whole powers of ten.
@@ -218,7 +221,7 @@ mod tests {
     use crate::suite::drawing::tests::assert_unclipped;
 
     fn curve(points: &[(f64, f64)]) -> Curve {
-        Curve { label: "all_reduce".into(), points: points.to_vec(), expected: Vec::new() }
+        Curve { label: "all_reduce".into(), colour: 0, points: points.to_vec(), expected: Vec::new() }
     }
 
     fn plot<'a>(curves: &'a [Curve], targets: &'a [Target]) -> Plot<'a> {

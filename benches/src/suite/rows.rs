@@ -57,16 +57,19 @@ impl Columns {
 
 /// Formats the rows as a table, with latencies of the slowest rank of each call.
 pub fn table(rows: &[Row], judged: bool, screen: Screen) -> String {
-    let (columns, cells) = row_cells(rows, judged);
+    let (columns, cells) = row_cells(rows.iter(), judged);
     layout::table(&columns, &cells, screen)
 }
 
 /// Returns the columns and cells of that table.
-pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
-    let calibrated = rows.iter().any(|row| row.link_share.is_some() || row.expected_us.is_some());
-    let skew = rows.iter().any(|row| row.skew_us.is_some());
+pub(super) fn row_cells<'a>(
+    rows: impl Iterator<Item = &'a Row> + Clone,
+    judged: bool,
+) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
+    let calibrated = rows.clone().any(|row| row.link_share.is_some() || row.expected_us.is_some());
+    let skew = rows.clone().any(|row| row.skew_us.is_some());
     let columns = Columns { judged, calibrated, skew };
-    (columns.of(&COLUMNS), rows.iter().map(|row| columns.of(&cells(row))).collect())
+    (columns.of(&COLUMNS), rows.map(|row| columns.of(&cells(row))).collect())
 }
 
 /// Writes the same table row by row, each as soon as it is measured. `paths` are those of the group.
