@@ -22,27 +22,9 @@ bench-peers python:
     cargo build --release
     {{python}} benches/peers/collectives.py target/release/ryz
 
-# What a rank costs as there are more of them on this host, as threads and as processes: time, memory, sockets.
-bench-scale:
-    cargo build --release
-    cargo run --release -p ryzanstein-benches --bin scale
-
-# What this machine's processors can do at most: bytes read from memory, and products.
-bench-limits:
-    cargo run --release -p ryzanstein-benches --bin machine_limits
-
 # The instructions of a small all-reduce, which hardly depend on the machine's load; needs valgrind.
 instructions:
     scripts/instructions
-
-# The overhead of a call.
-bench-call:
-    cargo run --release -p ryzanstein-benches --bin call_cost
-
-# Our collectives on GPUs compared with direct calls of NCCL, in the same processes; needs as many GPUs as ranks.
-bench-nccl ranks:
-    cargo build --release
-    cargo run --release -p ryzanstein-benches --bin vs_nccl -- --world-size {{ranks}}
 
 # Gradients reduced in buckets during a backward pass, and values sent in 16 bits.
 bench-overlap ranks:
@@ -54,15 +36,10 @@ bench-overlap-hosts rate:
     cargo build --release
     scripts/two-hosts target/release 1 {{rate}} target/release/ryz bench --vary overlap
 
-# Loads of a model's shards compared with plain reads of as many bytes.
-bench-load ranks:
-    cargo build --release
-    cargo run --release -p ryzanstein-benches --bin load_rate -- --world-size {{ranks}}
-
 # What a token costs when several sequences get one in the same pass.
-bench-decode ranks:
+bench-decode ranks model:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}}
+    cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}} --model {{model}}
 
 # Tables of all recorded measurements: docs/results/README.md.
 results:
@@ -88,11 +65,6 @@ fuzz seconds:
 # Tests of unsafe code under a sanitizer: address or thread.
 sanitize which:
     scripts/sanitize {{which}}
-
-# A large job, and unauthenticated connections: WHAT is joins, idle, refusals or garbage.
-bench-connections what:
-    cargo build --release
-    cargo run --release -p ryzanstein-benches --bin connection_load -- {{what}}
 
 # Cuts the network between two nodes, which are network namespaces; needs root. HOW is down or drop.
 partition how:

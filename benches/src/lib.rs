@@ -5,10 +5,7 @@
 //! reports.
 
 pub mod cgroup;
-pub mod checkpoint;
 pub mod communication;
-pub mod host_clock;
 pub mod measure;
 pub mod ranks;
-pub mod raw_nccl;
 pub mod suite;

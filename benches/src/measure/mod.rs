@@ -3,7 +3,6 @@
 //! Each call has its own operands; receiving memory is poisoned first, and every element of every result is compared. A call's
 //! latency is that of its slowest rank. [`Bench`] abstracts the differences between CPU and GPU: memory and clock.
 
-mod back_to_back;
 mod collective;
 mod gpu;
 mod host;
@@ -14,8 +13,6 @@ mod statistics;
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
 
-pub use back_to_back::total;
-pub use back_to_back::{back_to_back, calls_back_to_back};
 pub use collective::{CallBuffers, Collective, CollectiveForm, UnknownCollective};
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
@@ -197,20 +194,7 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
     Ok(sample(group, bench, case)?.figures())
 }
 
-/// Does the same as [`measure`] with calls that `make` makes, such as direct calls of NCCL, with the same checks.
-///
-/// # Errors
-/// Returns the errors of [`measure`].
-pub fn measure_calls<B: Bench>(
-    group: &mut ProcessGroup,
-    bench: &mut B,
-    case: &Case,
-    make: Call<'_, B::Memory>,
-) -> Result<Figures, Error> {
-    Ok(sample_calls(group, bench, case, make)?.figures())
-}
-
-/// Returns the samples of [`measure_calls`].
+/// Returns the samples of [`measure`] with calls that `make` makes.
 pub(crate) fn sample_calls<B: Bench>(
     group: &mut ProcessGroup,
     bench: &mut B,

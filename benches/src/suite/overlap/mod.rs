@@ -20,7 +20,7 @@ pub use self::compressed::{CompressedRow, Sent};
 use self::compute::Compute;
 pub use self::report::{OverlapReport, OverlapRow};
 use super::limits;
-use crate::measure::{slowest, summary, total};
+use crate::measure::{slowest, summary};
 use ryzanstein_orchestrator::Orchestrator;
 
 /// Sizes of buckets.
@@ -110,8 +110,8 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
         ));
         errors += way.wrong(&mut pass)?;
     }
-    let errors = total(pass.group, errors)?;
     let group = pass.group;
+    let errors = group.all_gather_object(&errors)?.into_iter().sum();
     let is_on_host = group.memory() == Memory::Host;
     let compressed = if is_on_host { compressed::measure(group, request.steps)? } else { Vec::new() };
     Ok(OverlapReport {

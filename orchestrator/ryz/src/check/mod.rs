@@ -9,7 +9,7 @@ use ryzanstein_orchestrator::table::{self, Cell, Column, Screen, Tone};
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{DType, Memory, ProcessGroup, ReduceOp, units};
 
-use ryzanstein_benches::measure::{Case, Collective, measure_group, total};
+use ryzanstein_benches::measure::{Case, Collective, measure_group};
 use ryzanstein_benches::suite::{Calibration, Columns, Row, RowWriter};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::plural;
@@ -147,7 +147,7 @@ fn paths(
             elements += length;
         }
         group.force_path(None)?;
-        let wrong = total(group, wrong)?;
+        let wrong: u64 = group.all_gather_object(&wrong)?.into_iter().sum();
         correct &= wrong == 0;
         let verdict = if wrong == 0 { "ok".into() } else { format!("{wrong} WRONG") };
         let verdict = Cell::new(verdict, tone(wrong == 0));
