@@ -26,7 +26,7 @@ bench-peers python:
 instructions:
     scripts/instructions
 
-# Gradients reduced in buckets during a backward pass, and values sent in 16 bits.
+# Gradients reduced in buckets during a backward pass.
 bench-overlap ranks:
     cargo build --release
     target/release/ryz bench --vary overlap -n {{ranks}}

@@ -1,11 +1,9 @@
-//! The share of gradient reduction that a backward pass hides, by size of the buckets; on host memory also the time of a
-//! reduction in 16 bits.
+//! The share of gradient reduction that a backward pass hides, by size of the buckets.
 //!
 //! A step is a synthetic backward pass: some compute for each parameter, from the last to the first, then its gradient is written.
 //! On GPUs that compute is products of matrices; on CPUs the host waits, as it does for an accelerator.
 //! The compute of a step takes as long as the reduction of its gradients, one by one, does alone.
 
-mod compressed;
 mod compute;
 mod report;
 
@@ -16,7 +14,6 @@ use ryzanstein_process_group::{
 };
 use ryzanstein_tensor_parallel::Error;
 
-pub use self::compressed::{CompressedRow, Sent};
 use self::compute::Compute;
 pub use self::report::{OverlapReport, OverlapRow};
 use super::limits;
@@ -112,8 +109,6 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
     }
     let group = pass.group;
     let errors = group.all_gather_object(&errors)?.into_iter().sum();
-    let is_on_host = group.memory() == Memory::Host;
-    let compressed = if is_on_host { compressed::measure(group, request.steps)? } else { Vec::new() };
     Ok(OverlapReport {
         world_size: group.world_size(),
         backend: group.backend(),
@@ -121,7 +116,6 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
         parameters: request.parameters,
         compute_us,
         rows,
-        compressed,
         errors,
     })
 }

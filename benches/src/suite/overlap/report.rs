@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use ryzanstein_process_group::{BackendKind, units};
 use serde::Serialize;
 
-use super::{CompressedRow, Sent};
 use crate::communication::percent;
 use ryzanstein_orchestrator::plural;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
@@ -66,53 +65,41 @@ pub struct OverlapReport {
     pub compute_us: f64,
     /// The rows: without overlap first, then in buckets.
     pub rows: Vec<OverlapRow>,
-    /// All-reduces in 16 bits; none on GPUs.
-    pub compressed: Vec<CompressedRow>,
     /// Wrong gradients, over all ranks and strategies.
     pub errors: u64,
 }
 
 /// A line of JSON: a row, and the common fields of all rows.
 #[derive(Serialize)]
-struct Line<'a, T> {
+struct Line<'a> {
     measured: &'static str,
     world_size: usize,
     backend: BackendKind,
-    #[serde(flatten)]
-    pass: Option<PassFields>,
-    #[serde(flatten)]
-    row: &'a T,
-}
-
-#[derive(Clone, Copy, Serialize)]
-struct PassFields {
     bytes: u64,
     parameters: usize,
     compute: &'static str,
     compute_us: f64,
     errors: u64,
+    #[serde(flatten)]
+    row: &'a OverlapRow,
 }
 
 impl OverlapReport {
-    /// Returns true if every gradient was right, and every error of 16-bit types within its bound.
+    /// Returns true if every gradient was right.
     pub fn is_correct(&self) -> bool {
-        let sent = self.compressed.iter().flat_map(|row| [row.bf16, row.f16]);
-        self.errors == 0 && sent.into_iter().all(|sent| sent.error <= sent.bound)
+        self.errors == 0
     }
 
     /// Formats one object per line.
     pub fn json(&self) -> String {
-        let Self { bytes, parameters, compute_us, errors, .. } = *self;
-        let compute = if self.backend == BackendKind::Nccl { "products" } else { "wait" };
-        let pass = Some(PassFields { bytes, parameters, compute, compute_us, errors });
-        let rows = self.rows.iter().map(|row| self.line("overlap", pass, row));
-        let compressed = self.compressed.iter().map(|row| self.line("compressed", None, row));
-        rows.chain(compressed).collect()
-    }
-
-    fn line<T: Serialize>(&self, measured: &'static str, pass: Option<PassFields>, row: &T) -> String {
-        let line = Line { measured, world_size: self.world_size, backend: self.backend, pass, row };
-        serde_json::to_string(&line).expect("numbers and names are always JSON") + "\n"
+        let Self { world_size, backend, bytes, parameters, compute_us, errors, .. } = *self;
+        let (measured, compute) = ("overlap", if backend == BackendKind::Nccl { "products" } else { "wait" });
+        let line = |row| {
+            let line =
+                Line { measured, world_size, backend, bytes, parameters, compute, compute_us, errors, row };
+            serde_json::to_string(&line).expect("numbers and names are always JSON") + "\n"
+        };
+        self.rows.iter().map(line).collect()
     }
 
     /// Formats the report for people.
@@ -141,46 +128,12 @@ impl OverlapReport {
         let mut text = format!("{}\n\n{}", wrap(&head, 2, screen), table(&columns, &rows, screen));
         text += "hidden: share of the time alone that the compute hides, the launches of calls included.\n\
                  saved: share of the step without overlap.\n";
-        if !self.compressed.is_empty() {
-            let _ = write!(text, "\n{}", self.compressed_text(screen));
-        }
-        let verdict = match (self.is_correct(), self.errors) {
-            (true, _) => screen.paint(Tone::Good, "all values are right"),
-            (false, 0) => screen.paint(Tone::Bad, "ERRORS EXCEED THEIR BOUND"),
-            (false, errors) => screen.paint(Tone::Bad, &format!("{errors} VALUES ARE WRONG")),
+        let verdict = match self.errors {
+            0 => screen.paint(Tone::Good, "all values are right"),
+            errors => screen.paint(Tone::Bad, &format!("{errors} VALUES ARE WRONG")),
         };
         let _ = writeln!(text, "\n{verdict}");
         text
-    }
-
-    fn compressed_text(&self, screen: Screen) -> String {
-        let columns = [
-            Column::right("bytes"),
-            Column::right("f32"),
-            Column::right("bf16"),
-            Column::right("f32/bf16"),
-            Column::right("error").drop_priority(2),
-            Column::right("bound").drop_priority(1),
-            Column::right("f16"),
-            Column::right("f32/f16"),
-            Column::right("error").drop_priority(2),
-            Column::right("bound").drop_priority(1),
-        ];
-        let cells = |row: &CompressedRow| {
-            let sent = |sent: Sent| {
-                [
-                    units::time(sent.median_us),
-                    format!("{:.2}", row.f32_us / sent.median_us),
-                    format!("{:.1e}", sent.error),
-                    format!("{:.1e}", sent.bound),
-                ]
-            };
-            let first = [units::bytes(row.bytes as f64), units::time(row.f32_us)];
-            first.into_iter().chain(sent(row.bf16)).chain(sent(row.f16)).map(Cell::from).collect()
-        };
-        let rows: Vec<Vec<Cell>> = self.compressed.iter().map(cells).collect();
-        let head = "all-reduce of f32 values, sent as they are and in 16 bits; errors relative to the sum of absolute values";
-        format!("{}\n{}", wrap(head, 2, screen), table(&columns, &rows, screen))
     }
 }
 
@@ -190,7 +143,6 @@ mod tests {
 
     fn report() -> OverlapReport {
         let first = OverlapRow::new(None, 64, [100.0, 210.0, 100.0], 210.0);
-        let sent = Sent { median_us: 50.0, error: 1e-3, bound: 8e-3 };
         OverlapReport {
             world_size: 2,
             backend: BackendKind::Tcp,
@@ -198,7 +150,6 @@ mod tests {
             parameters: 64,
             compute_us: 100.0,
             rows: vec![first, OverlapRow::new(Some(25_000_000), 4, [90.0, 127.0, 100.0], 210.0)],
-            compressed: vec![CompressedRow { bytes: 100_000, f32_us: 100.0, bf16: sent, f16: sent }],
             errors: 0,
         }
     }
@@ -223,19 +174,11 @@ mod tests {
         let json = report.json();
         let lines: Vec<serde_json::Value> =
             json.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines.len(), 2);
         assert!(lines[0]["bucket_bytes"].is_null() && lines[1]["bucket_bytes"] == 25_000_000, "{json}");
-        assert!(
-            lines[1]["compute"] == "wait"
-                && lines[1]["compute_us"] == 100.0
-                && lines[2]["measured"] == "compressed",
-            "{json}"
-        );
+        assert!(lines[1]["compute"] == "wait" && lines[1]["compute_us"] == 100.0, "{json}");
         assert!(report.text(Screen::PLAIN).ends_with("all values are right\n"));
         report.errors = 3;
         assert!(!report.is_correct() && report.text(Screen::PLAIN).contains("3 VALUES ARE WRONG"));
-        report.errors = 0;
-        report.compressed[0].f16.error = 1.0;
-        assert!(!report.is_correct());
     }
 }
