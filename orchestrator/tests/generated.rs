@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use prost::Message as _;
-
 /// Where a package's code is, from the crate's folder.
 fn checked_in(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -53,9 +51,4 @@ fn the_checked_in_code_is_what_join_proto_generates() {
 #[test]
 fn the_checked_in_code_is_what_status_proto_generates() {
     prove("src/status/generated.rs", &generate("status.proto", "ryzanstein.status.v1"));
-}
-
-#[test]
-fn the_checked_in_descriptors_are_those_of_status_proto() {
-    prove("src/status/descriptors.bin", &compile("status.proto").encode_to_vec());
 }

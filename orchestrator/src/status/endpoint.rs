@@ -1,27 +1,17 @@
-//! The server in a launcher: it serves the state of its job on a Unix socket.
-//!
-//! The services only forward requests. The supervisor, which knows the answer, handles them between two events.
+//! The server in a launcher: it sends the state of its job to each process of this user that connects to a Unix socket.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::net::UnixListener;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use prost::Message as _;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{UnixListener, UnixStream};
 
+use super::client::PATIENCE;
 use super::folder::{self, FolderError};
 use super::wire;
-use super::wire::status_server::{Status as StatusService, StatusServer};
-
-/// The name under which the health service reports on the job. The empty name is the endpoint itself.
-const JOB: &str = "job";
-
-type Accepted = mpsc::Sender<io::Result<tokio::net::UnixStream>>;
 
 /// The socket of one job, served until this is dropped, which removes it.
 #[derive(Debug)]
@@ -29,44 +19,22 @@ pub(crate) struct Endpoint {
     socket: Bound,
     /// True once the socket has gone and a new one could not be made, which has been reported.
     is_lost: bool,
-    accepted: Accepted,
-    questions: mpsc::Receiver<oneshot::Sender<wire::Job>>,
-    health: HealthReporter,
-    /// The health that was last reported.
-    is_healthy: Option<bool>,
-    accepting: JoinHandle<()>,
-    serving: JoinHandle<()>,
 }
 
+/// A process that has asked for the state of the job by connecting.
+#[derive(Debug)]
+pub(crate) struct Question(UnixStream);
+
 impl Endpoint {
-    /// Serves on the runtime of this thread.
+    /// Listens on the runtime of this thread.
     ///
     /// # Errors
     /// Fails when the folder is not this user's alone, or the system refuses the socket.
     pub(crate) fn serve(folder: &Path) -> Result<Self, FolderError> {
-        let (socket, listener) = Bound::new(folder.to_owned())?;
+        let socket = Bound::new(folder.to_owned())?;
         // Removes the sockets of killed launchers. Faults of other sockets do not concern this one.
         let _ = folder::live(folder);
-        let (ask, questions) = mpsc::channel(16);
-        let (accepted, incoming) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(listener, accepted.clone()));
-        let (health, health_service) = tonic_health::server::health_reporter();
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(wire::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .build_v1()
-            .unwrap_or_else(|error| unreachable!("descriptors that are checked in: {error}"));
-        let router = tonic::transport::Server::builder()
-            .add_service(StatusServer::new(Service { ask }))
-            .add_service(health_service)
-            .add_service(reflection);
-        let serving = tokio::spawn(async move {
-            if let Err(error) = router.serve_with_incoming(ReceiverStream::new(incoming)).await {
-                tracing::error!(%error, "the status endpoint ended");
-            }
-        });
-        let (is_lost, is_healthy) = (false, None);
-        Ok(Self { socket, is_lost, accepted, questions, health, is_healthy, accepting, serving })
+        Ok(Self { socket, is_lost: false })
     }
 
     /// Makes the socket again if it has gone: cleaners of temporary folders remove old files.
@@ -78,10 +46,8 @@ impl Endpoint {
             return Ok(());
         }
         match Bound::new(self.socket.folder.clone()) {
-            Ok((socket, listener)) => {
+            Ok(socket) => {
                 (self.socket, self.is_lost) = (socket, false);
-                let accepting = tokio::spawn(accept(listener, self.accepted.clone()));
-                std::mem::replace(&mut self.accepting, accepting).abort();
                 Ok(())
             }
             Err(_) if self.is_lost => Ok(()),
@@ -92,28 +58,34 @@ impl Endpoint {
         }
     }
 
-    /// Waits for a request for the state of the job.
-    pub(crate) async fn asked(&mut self) -> oneshot::Sender<wire::Job> {
-        match self.questions.recv().await {
-            Some(question) => question,
-            None => std::future::pending().await,
+    /// Waits for a process of this user, or of root, that asks for the state of the job.
+    pub(crate) async fn asked(&mut self) -> Question {
+        loop {
+            let stream = match self.socket.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Most likely the process has no descriptors left: do not spin.
+                    tracing::debug!(%error, "the status endpoint could not accept a connection");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+            };
+            match stream.peer_cred() {
+                Ok(peer) if is_admitted(peer.uid(), folder::user()) => return Question(stream),
+                Ok(peer) => tracing::warn!(user = peer.uid(), "refused another user at the status endpoint"),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot find out which user connected to the status endpoint");
+                }
+            }
         }
-    }
-
-    /// Sets the health that the health service reports of the job. Watchers are notified of changes only.
-    pub(crate) async fn set_health(&mut self, is_healthy: bool) {
-        if self.is_healthy.replace(is_healthy) == Some(is_healthy) {
-            return;
-        }
-        let status = if is_healthy { ServingStatus::Serving } else { ServingStatus::NotServing };
-        self.health.set_service_status(JOB, status).await;
     }
 }
 
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.accepting.abort();
-        self.serving.abort();
+impl Question {
+    /// Sends the answer in the background. A process that does not read it loses it.
+    pub(crate) fn answer(self, job: &wire::Job) {
+        let (Self(mut stream), bytes) = (self, job.encode_length_delimited_to_vec());
+        drop(tokio::spawn(async move { tokio::time::timeout(PATIENCE, stream.write_all(&bytes)).await }));
     }
 }
 
@@ -123,6 +95,7 @@ struct Bound {
     folder: PathBuf,
     path: PathBuf,
     inode: Option<Inode>,
+    listener: UnixListener,
 }
 
 /// Device and number of an inode.
@@ -133,12 +106,12 @@ fn inode(path: &Path) -> Option<Inode> {
 }
 
 impl Bound {
-    fn new(folder: PathBuf) -> Result<(Self, UnixListener), FolderError> {
+    fn new(folder: PathBuf) -> Result<Self, FolderError> {
         folder::make(&folder)?;
         let path = folder::socket(&folder, std::process::id());
         let listener = listen(&path).map_err(FolderError::system(&path))?;
         let inode = inode(&path);
-        Ok((Self { folder, path, inode }, listener))
+        Ok(Self { folder, path, inode, listener })
     }
 
     /// Returns true if the socket is still in its place, neither removed nor replaced.
@@ -165,48 +138,8 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Accepts processes of this user, and of root.
-async fn accept(listener: UnixListener, accepted: Accepted) {
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Most likely the process has no descriptors left: do not spin.
-                tracing::debug!(%error, "the status endpoint could not accept a connection");
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                continue;
-            }
-        };
-        match stream.peer_cred() {
-            Ok(peer) if is_admitted(peer.uid(), folder::user()) => {
-                if accepted.send(Ok(stream)).await.is_err() {
-                    return;
-                }
-            }
-            Ok(peer) => tracing::warn!(user = peer.uid(), "refused another user at the status endpoint"),
-            Err(error) => {
-                tracing::debug!(%error, "cannot find out which user connected to the status endpoint");
-            }
-        }
-    }
-}
-
 const fn is_admitted(peer: u32, me: u32) -> bool {
     peer == me || peer == 0
-}
-
-struct Service {
-    ask: mpsc::Sender<oneshot::Sender<wire::Job>>,
-}
-
-#[tonic::async_trait]
-impl StatusService for Service {
-    async fn get(&self, _: Request<wire::GetRequest>) -> Result<Response<wire::Job>, Status> {
-        let ended = || Status::unavailable("the job has ended");
-        let (reply, answer) = oneshot::channel();
-        self.ask.send(reply).await.map_err(|_| ended())?;
-        answer.await.map(Response::new).map_err(|_| ended())
-    }
 }
 
 #[cfg(test)]

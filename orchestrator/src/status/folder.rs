@@ -163,7 +163,7 @@ pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderEr
 }
 
 /// Connects without waiting for a launcher that is stopped.
-fn connect(path: &Path) -> io::Result<UnixStream> {
+pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     socket.connect(&SockAddr::unix(path)?)?;
     Ok(OwnedFd::from(socket).into())

@@ -1,7 +1,7 @@
 //! The state of a running job: what its ranks report, and how a launcher serves it to `ryz status` and other clients.
 //!
-//! A launcher serves it on a Unix socket in a [folder](folder()) that only its user can reach, by gRPC: the service `Status`
-//! of `proto/status.proto`, the standard health service, and reflection.
+//! A launcher sends it to whoever connects to a Unix socket in a [folder](folder()) that only its user can reach: the message
+//! `Job` of `proto/status.proto`, behind its length.
 
 mod client;
 mod endpoint;
@@ -11,7 +11,7 @@ mod view;
 pub mod wire;
 
 pub use client::{Client, StatusError, find};
-pub(crate) use endpoint::Endpoint;
+pub(crate) use endpoint::{Endpoint, Question};
 pub use folder::{FolderError, folder};
 pub(crate) use sentence::{no_progress, process_state};
 pub use view::{json, list, table};

@@ -8,6 +8,3 @@
 mod generated;
 
 pub use generated::*;
-
-/// The descriptors of the messages, for clients that have no `.proto`.
-pub const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");

@@ -26,7 +26,7 @@ use super::rendezvous_host::RendezvousHost;
 use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name};
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
-use crate::status::{self, Endpoint, wire};
+use crate::status::{self, Endpoint, Question, wire};
 use crate::{catalogue, console, heartbeat};
 
 /// Time after the first failure in which the other ranks may exit with an error of their own.
@@ -177,17 +177,14 @@ impl<'a> Supervisor<'a> {
                     None => continue,
                 },
                 () = until(due) => Some(Event::Tick),
-                reply = asked(endpoint.as_mut()) => {
-                    let _ = reply.send(self.status());
+                question = asked(endpoint.as_mut()) => {
+                    question.answer(&self.status());
                     continue;
                 }
                 _ = look.tick() => {
                     self.look();
-                    if let Some(endpoint) = &mut endpoint {
-                        if let Err(error) = endpoint.renew() {
-                            tell(&format!("the socket of `ryz status` has gone: {error}"));
-                        }
-                        endpoint.set_health(self.is_healthy()).await;
+                    if let Some(Err(error)) = endpoint.as_mut().map(Endpoint::renew) {
+                        tell(&format!("the socket of `ryz status` has gone: {error}"));
                     }
                     let nodes = self.job.config.launch.nnodes.get();
                     let server = self.rendezvous.server.as_ref().filter(|_| self.cut_off.is_none());
@@ -286,15 +283,6 @@ impl<'a> Supervisor<'a> {
                 Some(Beat { heard, report: beat.report });
         }
         seen
-    }
-
-    /// Returns true if every rank runs, or has ended well, and no trouble is known.
-    fn is_healthy(&self) -> bool {
-        self.core.is_running()
-            && self
-                .seen()
-                .iter()
-                .all(|(rank, seen)| seen.process != Process::Stopped && self.watch.trouble(*rank).is_none())
     }
 
     /// Returns the state that `ryz status` shows.
@@ -669,7 +657,7 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
 }
 
 /// Resolves at a request for the state of the job.
-async fn asked(endpoint: Option<&mut Endpoint>) -> oneshot::Sender<wire::Job> {
+async fn asked(endpoint: Option<&mut Endpoint>) -> Question {
     match endpoint {
         Some(endpoint) => endpoint.asked().await,
         None => std::future::pending().await,

@@ -3,7 +3,6 @@
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
-use hyper_util::rt::TokioIo;
 use rustix::process::{Pid, Signal, kill_process};
 use ryzanstein_config::Config;
 use ryzanstein_orchestrator::Orchestrator;
@@ -235,65 +234,6 @@ fn watching_ends_with_the_job() {
         let shown: Value = serde_json::from_str(line).expect("JSON in each line");
         assert_eq!(shown["jobs"][0]["world_size"], 1);
     }
-}
-
-/// As grpcurl does it: no `.proto` at hand.
-#[test]
-fn the_endpoint_describes_itself_and_answers_health_checks() {
-    use tonic_health::pb::HealthCheckRequest;
-    use tonic_health::pb::health_client::HealthClient;
-    use tonic_reflection::pb::v1::ServerReflectionRequest;
-    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
-    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
-    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-
-    let (_folder, runtime) = private();
-    let launch = ["launch", "-n", "2", "--", "sleep", "600"];
-    let _run = Run::new(&launch, &[("XDG_RUNTIME_DIR", &runtime), ("RYZ_LAUNCH__GRACE", "300ms")]);
-    let job = job_with(&runtime, |job| job["ranks"][1]["state"] == "running");
-    let mut sockets = std::fs::read_dir(Path::new(&runtime).join("ryz")).expect("a folder");
-    let socket = sockets.next().expect("a socket").expect("read").path();
-    let name = socket.file_name().expect("a name").to_string_lossy().into_owned();
-    assert!(name.starts_with(&format!("{}-", job["job"])), "{name}");
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    tokio.block_on(async {
-        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
-            let socket = socket.clone();
-            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let endpoint = tonic::transport::Endpoint::from_static("http://status");
-        let channel = endpoint.connect_with_connector(connector).await.expect("connected");
-
-        let list = ServerReflectionRequest {
-            host: String::new(),
-            message_request: Some(MessageRequest::ListServices(String::new())),
-        };
-        let mut reflection = ServerReflectionClient::new(channel.clone());
-        let answers = reflection.server_reflection_info(tokio_stream::once(list)).await.expect("answered");
-        let answer = answers.into_inner().message().await.expect("sent").expect("one answer");
-        let Some(MessageResponse::ListServicesResponse(services)) = answer.message_response else {
-            panic!("not a list: {answer:?}");
-        };
-        let names: Vec<_> = services.service.iter().map(|service| service.name.as_str()).collect();
-        for name in ["ryzanstein.status.v1.Status", "grpc.health.v1.Health"] {
-            assert!(names.contains(&name), "{names:?}");
-        }
-
-        let mut health = HealthClient::new(channel);
-        let mut is = async |service: &str| {
-            let request = HealthCheckRequest { service: service.into() };
-            health.check(request).await.map(|reply| reply.into_inner().status().as_str_name())
-        };
-        assert_eq!(is("").await.expect("answered"), "SERVING");
-        assert_eq!(is("job").await.expect("answered"), "SERVING");
-        kill_process(pid(&job["ranks"][0]), Signal::STOP).expect("stopped");
-        let deadline = std::time::Instant::now() + crate::support::LONG;
-        while is("job").await.expect("answered") != "NOT_SERVING" {
-            assert!(std::time::Instant::now() < deadline, "a stopped rank is not healthy");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-        assert_eq!(is("").await.expect("answered"), "SERVING", "the endpoint itself is");
-    });
 }
 
 /// Bytes that each rank on a GPU holds.
