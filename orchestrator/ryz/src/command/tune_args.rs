@@ -17,7 +17,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Number of ranks to start, when no launcher started this process; with --nccl and --measure, the GPUs that measure
+    /// Number of ranks to start, when no launcher started this process
     #[arg(long, short = 'n', value_name = "N")]
     pub(crate) world_size: Option<String>,
     /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
@@ -51,11 +51,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "M", requires = "nccl")]
     pub(crate) nnodes: Option<String>,
     /// With --nccl: a made-up machine in place of this one: dgx-h100, gb200-nvl72, pcie-only or hybrid
-    #[arg(long, value_name = "NAME", requires = "nccl", conflicts_with_all = ["measure", "apply"])]
+    #[arg(long, value_name = "NAME", requires = "nccl", conflicts_with = "apply")]
     pub(crate) preset: Option<Preset>,
-    /// With --nccl: measure candidates on the GPUs of this node, each in fresh processes, and propose only what is quicker
-    #[arg(long, requires = "nccl")]
-    pub(crate) measure: bool,
     /// Tables, or one object of JSON
     #[arg(long, value_enum, default_value_t = screen::Format::Table)]
     pub(crate) format: screen::Format,

@@ -2,15 +2,14 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
 
 use crate::doctor;
 use crate::generate::element_type;
 use crate::topo::Preset;
-use crate::tune::{self, CANDIDATES, Candidate, Measured, Proposal, Situation};
+use crate::tune::{self, Proposal, Situation};
 use anyhow::{Context as _, bail};
 use ryzanstein_config::nccl;
-use ryzanstein_config::{ByteSize, Config, Source, WorldSize, file};
+use ryzanstein_config::{ByteSize, Config, Source, file};
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::table::wrap;
@@ -22,15 +21,11 @@ use crate::command::screen;
 use crate::command::settings;
 use crate::command::tune_args::Args;
 
-/// Number of measurements of each candidate.
-const ROUNDS: usize = 5;
-/// Further sizes, at which a candidate must not be slower.
-const OTHERS: [u64; 3] = [16_000, 1_000_000, 64_000_000];
 /// Upper bound of the file size: far more than all settings with comments take.
 const LARGEST_FILE: ByteSize = ByteSize::mib(1);
 /// The file that is written if no other is in force.
 const DEFAULT_FILE: &str = "ryzanstein.toml";
-/// The reason why nothing is proposed or measured for one node.
+/// The reason why nothing is proposed for one node.
 const OWN_KERNELS: &str = "Kernels of ryz carry these all-reduces between GPUs that NVLink connects, so settings of NCCL do not change \
                            their time. To let NCCL carry them: process_group.peer_memory = false.";
 
@@ -66,15 +61,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
     let message = message(args, &config)?;
     let situation = Situation { hardware: &hardware, nodes: config.launch.nnodes.get(), message };
-    let mut proposals = tune::propose(&situation, &config);
+    let proposals = tune::propose(&situation, &config);
     let is_own = tune::own_kernels_carry(&situation, &config);
-    if args.measure {
-        // Proposals that a single node can measure are decided by its times alone.
-        proposals.retain(|proposal| !CANDIDATES.iter().any(|candidate| candidate.key == proposal.key));
-        if !is_own {
-            proposals.extend(measured(args, &config, message)?);
-        }
-    }
     let own = nccl_settings::user_variables(&settings::environment());
     let before = nccl::plan(&config, &own);
     let mut found = Found { message, is_own, effective: Vec::new(), overruled: Vec::new() };
@@ -92,7 +80,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let written = if is_written { Some(write(args, &found.effective)?) } else { None };
     let text = match args.format {
         screen::Format::Json => format!("{}\n", as_json(&found, written.as_ref())),
-        screen::Format::Table => as_text(args, &found, written.as_ref(), screen),
+        screen::Format::Table => as_text(&found, written.as_ref(), screen),
     };
     screen::print(&text);
     Ok(0)
@@ -115,71 +103,6 @@ fn message(args: &Args, config: &Config) -> anyhow::Result<Option<u64>> {
     let dtype = config.model.dtype.map(element_type).or(model.stored_dtype);
     let bytes = dtype.map_or(4, DType::size) * model.hidden;
     Ok(Some(bytes as u64 * u64::from(args.batch.unwrap_or(1).max(1))))
-}
-
-/// Measures NCCL's own choice and every candidate, in turn, each time in fresh processes: NCCL reads its variables once.
-fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Result<Option<Proposal>> {
-    let Some(message) = message else {
-        bail!(Error::Configuration(
-            "--measure needs the size that counts: pass --model DIR or --bytes SIZE".into()
-        ));
-    };
-    let ranks = config.job.world_size.map_or(0, WorldSize::get);
-    if ranks < 2 {
-        bail!(Error::Configuration("--measure needs two ranks or more: pass --world-size N".into()));
-    }
-    let sizes: Vec<u64> =
-        [message].into_iter().chain(OTHERS.into_iter().filter(|size| *size != message)).collect();
-    let users = nccl_settings::user_variables(&settings::environment());
-    let is_free =
-        |it: &&Candidate| it.is_unset(config) && users.iter().all(|variable| variable.name != it.variable());
-    let mut own = Measured::new();
-    let mut all: Vec<(Candidate, Measured)> =
-        CANDIDATES.iter().filter(is_free).map(|it| (*it, Measured::new())).collect();
-    for round in 0..ROUNDS {
-        eprintln!("round {} of {ROUNDS}: {} settings", round + 1, all.len() + 1);
-        own.push(bench(args, ranks, &sizes, None)?);
-        // A candidate that fails once may not work in a job.
-        all.retain_mut(|(candidate, measured)| match bench(args, ranks, &sizes, Some(*candidate)) {
-            Ok(medians) => {
-                measured.push(medians);
-                true
-            }
-            Err(error) => {
-                eprintln!("ryz: {} = {} is left out: {error:#}", candidate.key, candidate.value);
-                false
-            }
-        });
-    }
-    Ok(tune::pick(&sizes, &own, &all))
-}
-
-/// Returns the median of each size in microseconds, from a separate job.
-fn bench(args: &Args, ranks: u32, sizes: &[u64], candidate: Option<Candidate>) -> anyhow::Result<Vec<f64>> {
-    let program = std::env::current_exe().context("cannot find this program")?;
-    let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
-    let mut command = Command::new(program);
-    command.args(["bench", "--backend", "nccl", "--format", "json", "--world-size", &ranks.to_string()]);
-    command.args(["--sizes", &list.join(","), "--path", "nccl"]);
-    if let Some(file) = args.file.named() {
-        command.arg("--config").arg(file);
-    }
-    if let Some(candidate) = candidate {
-        command.env(candidate.variable(), candidate.value);
-    }
-    let output = command.output().context("cannot start `ryz bench`")?;
-    if !output.status.success() {
-        let with =
-            candidate.map_or_else(|| "NCCL's own choice".into(), |c| format!("{} = {}", c.key, c.value));
-        bail!("`ryz bench` with {with} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let median = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("median_us")?.as_f64();
-    let medians: Vec<f64> = text.lines().filter_map(median).collect();
-    if medians.len() != sizes.len() {
-        bail!("`ryz bench` gave {} rows in place of {}", medians.len(), sizes.len());
-    }
-    Ok(medians)
 }
 
 /// Writes the proposals into the configuration file in force, or `ryzanstein.toml`. Returns the file.
@@ -208,7 +131,7 @@ fn as_json(found: &Found, written: Option<&PathBuf>) -> Value {
     })
 }
 
-fn as_text(args: &Args, found: &Found, written: Option<&PathBuf>, screen: &screen::Args) -> String {
+fn as_text(found: &Found, written: Option<&PathBuf>, screen: &screen::Args) -> String {
     let stdout = screen.stdout();
     let mut text = match found.message {
         Some(bytes) => format!("For all-reduces of {}:\n", units::bytes(bytes as f64)),
@@ -233,20 +156,13 @@ fn as_text(args: &Args, found: &Found, written: Option<&PathBuf>, screen: &scree
         let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
     }
     if found.effective.is_empty() {
-        text += if args.measure && !found.is_own {
-            "nothing that was measured is worth a change\n"
-        } else {
-            "nothing to propose\n"
-        };
+        text += "nothing to propose\n";
     } else if let Some(path) = written {
         let keys: Vec<&str> = found.effective.iter().map(|(proposal, _)| proposal.key).collect();
         let _ = writeln!(text, "wrote {}; to undo, remove {} there", path.display(), keys.join(", "));
     } else {
-        let how = if args.measure { "" } else { "none of this was measured; " };
-        let _ = writeln!(
-            text,
-            "{how}nothing was written; --apply writes the settings into the configuration file"
-        );
+        text += "none of this was measured (ryz bench --vary algorithm or protocol does); nothing was written; --apply writes \
+                 the settings into the configuration file\n";
     }
     text
 }

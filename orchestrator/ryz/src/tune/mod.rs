@@ -1,14 +1,12 @@
 //! `ryz tune`: measures where the built-in choices only predict. Paths on CPUs become a table that jobs read; settings of NCCL
 //! become proposals.
 
-mod candidates;
 mod crossover;
 mod measure;
 mod nccl;
 mod report;
 mod write;
 
-pub use candidates::{CANDIDATES, Candidate, Measured, pick};
 pub use crossover::{GAIN, Timed, Turn, choose, ranges};
 pub use measure::{Request, Sizes, Tuned, run};
 pub use nccl::{Proposal, Situation, changes, own_kernels_carry, propose};
