@@ -37,9 +37,9 @@ bench-overlap-hosts rate:
     scripts/two-hosts target/release 1 {{rate}} target/release/ryz bench --vary overlap
 
 # What a token costs when several sequences get one in the same pass.
-bench-decode ranks model:
+bench-decode ranks:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}} --model {{model}}
+    cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}}
 
 # Tables of all recorded measurements: docs/results/README.md.
 results:

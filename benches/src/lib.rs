@@ -5,6 +5,7 @@
 //! reports.
 
 pub mod cgroup;
+pub mod checkpoint;
 pub mod communication;
 pub mod measure;
 pub mod ranks;

@@ -1,11 +1,13 @@
 //! The time of a token when several sequences get one in the same pass, compared with a pass of one sequence, and the time of a
 //! prompt.
 //!
-//! `decode_rate --model DIR [--world-size 4] [--backend auto] [--dtype TYPE] [--sequences 1,2,4,8,16,32,64] [--prompt 512]
-//! [--passes 50] [--prefill 128,512] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of
-//! this program. With `--follow` it then repeats one prompt, or the passes of N sequences, until it is killed. It prints the
-//! microseconds of each. All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each
-//! pass. `benches/peers/hugging_face.py` is the program to compare with on CPUs.
+//! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
+//! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a
+//! built `ryz` in the folder of this program. With `--follow` it then repeats one prompt, or the passes of N sequences, until it is
+//! killed. It prints the microseconds of each.
+//! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the end. All sequences hold the same tokens, so
+//! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
+//! compare with on CPUs.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -13,6 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::ranks;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
@@ -24,8 +27,6 @@ use serde_json::json;
 const WARM_UP: usize = 4;
 /// Timed prompts of each length.
 const PROMPTS: usize = 5;
-/// Tokens are below this, as those of the peers are.
-const VOCABULARY: usize = 32_000;
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Work {
@@ -65,7 +66,9 @@ fn main() -> Result<()> {
     {
         return rank(&serde_json::from_str(work)?);
     }
-    let (mut world_size, mut backend) = (4, "auto".to_owned());
+    let (mut world_size, mut backend, mut layers) = (4, "auto".to_owned(), 8);
+    let mut folder: PathBuf = std::env::temp_dir();
+    let mut model = None;
     let mut work = Work {
         model: PathBuf::new(),
         dtype: None,
@@ -81,18 +84,24 @@ fn main() -> Result<()> {
         match flag.as_str() {
             "--world-size" => world_size = value.parse().context("--world-size")?,
             "--backend" => backend.clone_from(value),
-            "--model" => work.model = std::fs::canonicalize(value).context("--model")?,
+            "--layers" => layers = value.parse().context("--layers")?,
+            "--model" => model = Some(std::fs::canonicalize(value).context("--model")?),
             "--dtype" => work.dtype = Some(value.parse().context("--dtype")?),
             "--sequences" => work.sequences = ranks::numbers(value).context("--sequences")?,
             "--prompt" => work.prompt = value.parse().context("--prompt")?,
             "--passes" => work.passes = value.parse().context("--passes")?,
             "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
+            "--folder" => folder = value.into(),
             "--follow" => work.follow = Some(value.parse().context("--follow")?),
             "--json" => work.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
-    ensure!(work.model.is_absolute(), "--model DIR is missing");
+    let written = tempfile::tempdir_in(&folder)?;
+    if model.is_none() {
+        checkpoint::write(written.path(), layers)?;
+    }
+    work.model = model.unwrap_or_else(|| written.path().into());
     let mut command = ranks::command(world_size, &backend)?;
     Ok(ranks::run(command.arg(serde_json::to_string(&work)?))?)
 }
