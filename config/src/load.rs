@@ -187,7 +187,9 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
         (None, Some(path)) => (path, false),
         (None, None) => return Ok(None),
     };
-    let text = match file::read_text(path, LARGEST_FILE) {
+    // It may name libraries to load.
+    let read = file::read_trusted(path, LARGEST_FILE).and_then(file::text);
+    let text = match read {
         Ok(text) => text,
         Err(error) if !required && error.is_not_found() => return Ok(None),
         Err(source) => return Err(ConfigError::Unreadable { path: path.into(), source }),

@@ -208,9 +208,31 @@ pub(crate) fn files() -> Vec<Case> {
         (Content::Socket, "this is a socket"),
         (Content::Device, "this is a device"),
         (Content::Sparse(1 << 40), "more than 1MiB"),
+        (Content::Writable("[job]"), "it has mode 0666, so other users can write it"),
     ] {
         let words = ["the configuration file {}/a.toml", word];
         cases.push(Case::new("config show --config {}/a.toml", &words).named(word).file("a.toml", content));
+    }
+    cases
+}
+
+/// Settings of other users: none of the libraries that they name may be loaded.
+pub(crate) fn of_others() -> Vec<Case> {
+    const LIBRARY: &str = "[device]\ncuda = '/no/such/libcuda.so.1'\n";
+    let mut contents = vec![(Content::Writable(LIBRARY), "it has mode 0666, so other users can write it")];
+    if rustix::process::geteuid().is_root() {
+        contents.push((Content::Foreign(LIBRARY), "it belongs to user 65534, not to user 0 or root"));
+    } else {
+        eprintln!("skipped: only root can make a file of another user");
+    }
+    let commands = ["doctor", "launch -n 1 -- true", "launch -n 1", "check", "config show", "tune --nccl"];
+    let mut cases = Vec::new();
+    for (content, why) in contents {
+        for command in commands {
+            let words = ["cannot read the configuration file ryzanstein.toml: ", why];
+            let case = Case::new(command, &words).named(why).without("libcuda");
+            cases.push(case.file("ryzanstein.toml", content.clone()));
+        }
     }
     cases
 }
