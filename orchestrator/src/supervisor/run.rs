@@ -5,11 +5,10 @@ use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use rustix::process::{
-    Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
+    Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
 };
 use rustix::thread::CpuSet;
 use ryzanstein_process_group::{Epoch, Rank};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::affinity;
@@ -17,13 +16,14 @@ use super::core::{Action, Core, Event, Exit, FirstFailure, Origin, Outcome, Poli
 use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
-use super::launcher::PassedOn;
+use super::launcher::{FOR_RANKS, Signals, TO_END};
 use super::node_heartbeat::{self, NodeHeartbeat, NodeNotice, Nodes};
-use super::output::{self, Output};
+use super::output::{self, Log, Output};
 use super::proc;
-use super::rank_process::{RankProcess, exit, raw};
+use super::rank_process::{RankProcess, exit, raw, running};
 use super::rendezvous_host::RendezvousHost;
 use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name};
+use super::spawn::Resources;
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
 use crate::status::{self, Endpoint, wire};
@@ -55,7 +55,8 @@ pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<Cl
         .map_err(LaunchError::system("no runtime"))?;
     runtime.block_on(async {
         // First, because these signals would end this process.
-        let passed_on = PassedOn::listen().map_err(LaunchError::system("cannot listen to signals"))?;
+        let passed_on =
+            Signals::listen(FOR_RANKS).map_err(LaunchError::system("cannot listen to signals"))?;
         Supervisor::new(job)?.supervise(lifeline, passed_on).await
     })
 }
@@ -72,6 +73,8 @@ struct Supervisor<'a> {
     descriptors: Rlimit,
     /// The processors of each rank of this node; empty if they share those of this process.
     processors: Vec<CpuSet>,
+    /// The logs of each rank, if the user wants them.
+    logs: BTreeMap<Rank, [Log; 2]>,
     left_over: Vec<String>,
     /// What the other ranks did when the first of this epoch failed.
     states: BTreeMap<Rank, String>,
@@ -81,6 +84,8 @@ struct Supervisor<'a> {
     beats: Option<NodeHeartbeat>,
     /// The reason why this node lost the others.
     cut_off: Option<String>,
+    /// True while the ranks are stopped because the launcher is.
+    suspended: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -95,14 +100,8 @@ impl<'a> Supervisor<'a> {
             Resource::Nofile,
             Rlimit { current: descriptors.maximum, maximum: descriptors.maximum },
         );
-        for rank in &ranks {
-            if let Some(folder) = job.log_folder(*rank) {
-                std::fs::create_dir_all(&folder).map_err(LaunchError::system::<io::Error>(format!(
-                    "--log-dir: cannot create {}",
-                    folder.display()
-                )))?;
-            }
-        }
+        let open = |rank: &Rank| Some(Log::open(*rank, &job.log_folder(*rank)?).map(|logs| (*rank, logs)));
+        let logs = ranks.iter().filter_map(open).collect::<Result<_, _>>()?;
         let policy = Policy {
             grace: job.config.launch.grace,
             exit_window: EXIT_WINDOW,
@@ -119,24 +118,24 @@ impl<'a> Supervisor<'a> {
             started: Instant::now(),
             processes: BTreeMap::new(),
             descriptors,
+            logs,
             left_over: Vec::new(),
             states: BTreeMap::new(),
             killed_before: None,
             beats: None,
             cut_off: None,
+            suspended: false,
         })
     }
 
     async fn supervise(
         mut self,
         lifeline: Option<impl Read + Send + 'static>,
-        mut passed_on: PassedOn,
+        mut passed_on: Signals,
     ) -> Result<ClosingReport, LaunchError> {
-        let listen = |kind| signal(kind).map_err(LaunchError::system("cannot listen to signals"));
-        let mut child = listen(SignalKind::child())?;
-        let mut interrupt = listen(SignalKind::interrupt())?;
-        let mut terminate = listen(SignalKind::terminate())?;
-        let mut hangup = listen(SignalKind::hangup())?;
+        let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END))
+            .map_err(LaunchError::system("cannot listen to signals"))?;
+        let launcher = lifeline.as_ref().and_then(|_| rustix::process::getppid());
         let mut lifeline_closed = watch(lifeline);
         let mut endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
@@ -163,10 +162,10 @@ impl<'a> Supervisor<'a> {
             let event = tokio::select! {
                 // Exits of ranks first: a signal sent to the whole process group must not hide them.
                 biased;
-                _ = child.recv() => None,
-                _ = interrupt.recv() => Some(Event::Interrupted(number::INTERRUPT)),
-                _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
-                _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
+                signal = signals.recv() => match signal {
+                    Signal::CHILD => None,
+                    asked => Some(Event::Interrupted(asked.as_raw())),
+                },
                 signal = passed_on.recv() => {
                     self.pass_on(signal);
                     continue;
@@ -182,6 +181,7 @@ impl<'a> Supervisor<'a> {
                     continue;
                 }
                 _ = look.tick() => {
+                    self.follow(launcher);
                     self.look();
                     if let Some(endpoint) = &mut endpoint {
                         if let Err(error) = endpoint.renew() {
@@ -228,6 +228,31 @@ impl<'a> Supervisor<'a> {
         });
     }
 
+    /// Stops the ranks while the launcher is stopped, as by Ctrl-Z, and continues them with it.
+    fn follow(&mut self, launcher: Option<Pid>) {
+        let process = launcher.and_then(|pid| proc::Process::read(raw(pid)));
+        let is_stopped = process.is_some_and(|process| process.state == 'T');
+        if is_stopped != self.suspended {
+            self.suspended = is_stopped;
+            self.signal(if is_stopped { Signal::STOP } else { Signal::CONT });
+            let told = if is_stopped { "are stopped with it (fg or bg continues them)" } else { "continue" };
+            tell(&format!(
+                "the launcher {}; the ranks {told}",
+                if is_stopped { "is stopped" } else { "continues" }
+            ));
+        }
+    }
+
+    /// Sends a signal to the process group of each rank that runs.
+    fn signal(&self, signal: Signal) {
+        for process in self.processes.values().filter(|process| process.exit.is_none()) {
+            // Not reaped yet, so the kernel cannot have given its pid to another process.
+            if let Some(pid) = process.pid {
+                let _ = kill_process_group(pid, signal);
+            }
+        }
+    }
+
     /// Serves the state of the job. A job without this service is better than none.
     fn serve_status(&self) -> Option<Endpoint> {
         let folder = self.job.status_folder.as_ref()?;
@@ -238,7 +263,7 @@ impl<'a> Supervisor<'a> {
 
     /// Tells the user of troubles of ranks that run.
     fn look(&mut self) {
-        if !self.core.is_running() {
+        if !self.core.is_running() || self.suspended {
             return;
         }
         let seen = self.seen();
@@ -379,14 +404,13 @@ impl<'a> Supervisor<'a> {
         let what = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
         let mut seen = Vec::new();
         while let Ok(Some((pid, status))) = wait(what) {
-            let found = self.processes.iter_mut().find(|(_, process)| process.pid == Some(pid));
-            let Some((rank, process)) = found else { continue };
-            if let Some(exit) = exit(status)
-                && process.exit.replace(exit).is_some()
-            {
+            let Some((rank, process)) = running(&mut self.processes, pid) else { continue };
+            if let Some(exit) = exit(status) {
+                process.exit = Some(exit);
+            } else if self.suspended {
                 continue;
             }
-            seen.push((*rank, status));
+            seen.push((rank, status));
         }
         let has_failed = |process: &&RankProcess| process.exit.is_some_and(|exit| !exit.is_success());
         let ended = seen.iter().filter_map(|(rank, _)| self.processes.get(rank)).filter(has_failed);
@@ -464,11 +488,8 @@ impl<'a> Supervisor<'a> {
             }
             Action::TellContinued(rank) => tell(&format!("rank {rank} continues")),
             Action::Signal(number) => {
-                for process in self.processes.values().filter(|process| process.exit.is_none()) {
-                    // Not reaped yet, so the kernel cannot have given its pid to another process.
-                    if let (Some(pid), Some(signal)) = (process.pid, Signal::from_named_raw(number)) {
-                        let _ = kill_process_group(pid, signal);
-                    }
+                if let Some(signal) = Signal::from_named_raw(number) {
+                    self.signal(signal);
                 }
             }
             Action::Kill => descendants::kill(),
@@ -492,15 +513,15 @@ impl<'a> Supervisor<'a> {
         self.watch.clear();
         let mut actions = Vec::new();
         for (local_rank, rank) in self.job.ranks().unwrap_or_default().map(Rank).enumerate() {
-            let (descriptors, processors) = (self.descriptors, self.processors.get(local_rank).copied());
+            let processors = self.processors.get(local_rank).copied();
             let process = RankProcess::spawn(
                 self.job,
                 &self.rendezvous,
                 &self.output,
                 rank,
                 epoch,
-                descriptors,
-                processors,
+                self.logs.get(&rank).cloned().map_or([None, None], |logs| logs.map(Some)),
+                Resources { descriptors: self.descriptors, processors },
             )
             .unwrap_or_else(|error| {
                 let program = self.job.program.display();
@@ -525,8 +546,8 @@ impl<'a> Supervisor<'a> {
     fn end_leftovers(&mut self) {
         let processes = &mut self.processes;
         self.left_over = descendants::sweep(|pid, status| {
-            for process in processes.values_mut().filter(|process| process.pid == Some(pid)) {
-                process.exit = process.exit.or(exit(status));
+            if let Some((_, process)) = running(processes, pid) {
+                process.exit = exit(status);
             }
         });
         let readers: Vec<_> =

@@ -166,7 +166,8 @@ fn certified(
 const MOST: ByteSize = ByteSize::bytes(1 << 20);
 
 fn read(setting: &str, path: &Path) -> Result<Vec<u8>, String> {
-    file::read_trusted(path, MOST).map_err(|error| format!("{setting}: cannot read {}: {error}", path.display()))
+    file::read_trusted(path, MOST)
+        .map_err(|error| format!("{setting}: cannot read {}: {error}", path.display()))
 }
 
 /// Reads a private key, from a file that no other user can read.
