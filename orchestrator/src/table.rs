@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::ProfileRow;
+use ryzanstein_process_group::catalogue::without_colors;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::units::{bytes, time};
 
@@ -210,6 +211,23 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
         return text.to_owned();
     }
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Returns an error that may quote anything, such as a whole file, for people: its beginning, without escape sequences and other
+/// control characters, which could change the terminal.
+pub fn printable(error: &str) -> String {
+    /// Maximum number of characters. Nobody reads more.
+    const LONGEST: usize = 3000;
+    let text = without_colors(error);
+    let shown =
+        |c: char| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c };
+    let mut rest = text.chars().map(shown);
+    let mut cut: String = rest.by_ref().take(LONGEST).collect();
+    match rest.count() {
+        0 => {}
+        left => drop(write!(cut, "… ({left} more characters)")),
+    }
+    cut
 }
 
 /// Formats the rows as a table with a header line.

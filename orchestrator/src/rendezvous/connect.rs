@@ -1,6 +1,7 @@
 //! Finds the rendezvous of this process from its environment variables.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,11 +24,17 @@ const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// Returns the environment of this process, without variables that are not Unicode.
+/// Returns the environment of this process, without variables that are not Unicode. Ours are kept with U+FFFD in place of what is
+/// not, for [`Config::load`] to refuse.
 pub fn process_environment() -> Environment {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect()
+    std::env::vars_os().filter_map(|(name, value)| variable(&name, &value)).collect()
+}
+
+fn variable(name: &OsStr, value: &OsStr) -> Option<(String, String)> {
+    let (name, is_ours) = (name.to_string_lossy(), name.as_encoded_bytes().starts_with(b"RYZ_"));
+    let value = value.to_string_lossy();
+    let is_text = !name.contains(char::REPLACEMENT_CHARACTER) && !value.contains(char::REPLACEMENT_CHARACTER);
+    (is_ours || is_text).then(|| (name.into_owned(), value.into_owned()))
 }
 
 /// The rendezvous of this process.

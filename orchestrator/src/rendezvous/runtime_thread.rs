@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 /// Runs futures until it is dropped, which cancels them.
@@ -20,10 +20,23 @@ impl RuntimeThread {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
+        let (hand_over, handed_over) = std::sync::mpsc::channel::<Runtime>();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-            let _ = runtime.block_on(stopped);
-        })?;
-        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
+            if let Ok(runtime) = handed_over.recv() {
+                let _ = runtime.block_on(stopped);
+            }
+        });
+        match thread {
+            Ok(thread) => {
+                let _ = hand_over.send(runtime);
+                Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
+            }
+            Err(error) => {
+                // Dropping it would wait, which panics inside another runtime.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
     }
 
     pub(crate) const fn handle(&self) -> &Handle {

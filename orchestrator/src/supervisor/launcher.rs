@@ -27,6 +27,9 @@ pub(super) const TO_END: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 pub(super) const FOR_RANKS: [Signal; 5] =
     [Signal::USR1, Signal::USR2, Signal::ALARM, Signal::XCPU, Signal::QUIT];
 
+/// The signal for a write beyond `ulimit -f`: with a handler, the write fails, and its error is told.
+pub(super) const FILE_TOO_LARGE: Signal = Signal::XFSZ;
+
 /// Receives signals.
 pub(super) struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
 
@@ -79,7 +82,8 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain(FOR_RANKS))?;
+        let mut signals =
+            Signals::listen([Signal::CHILD, FILE_TOO_LARGE].into_iter().chain(TO_END).chain(FOR_RANKS))?;
         // In a separate process group, so that Ctrl-C on the terminal reaches it once, through this process.
         let mut child = supervisor.stdin(Stdio::piped()).process_group(0).spawn()?;
         let lifeline = child.stdin.take();
@@ -89,7 +93,7 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
                 break status;
             }
             match signals.recv().await {
-                Signal::CHILD => {}
+                Signal::CHILD | FILE_TOO_LARGE => {}
                 asked => drop(kill_process(pid, asked)),
             }
         };

@@ -16,7 +16,7 @@ use super::core::{Action, Core, Event, Exit, FirstFailure, Origin, Outcome, Poli
 use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
-use super::launcher::{FOR_RANKS, Signals, TO_END};
+use super::launcher::{FILE_TOO_LARGE, FOR_RANKS, Signals, TO_END};
 use super::node_heartbeat::{self, NodeHeartbeat, NodeNotice, Nodes};
 use super::output::{self, Log, Output};
 use super::proc;
@@ -27,6 +27,7 @@ use super::spawn::Resources;
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
 use crate::status::{self, Endpoint, wire};
+use crate::table::printable;
 use crate::{catalogue, console, heartbeat};
 
 /// Time after the first failure in which the other ranks may exit with an error of their own.
@@ -133,10 +134,11 @@ impl<'a> Supervisor<'a> {
         lifeline: Option<impl Read + Send + 'static>,
         mut passed_on: Signals,
     ) -> Result<ClosingReport, LaunchError> {
-        let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END))
+        let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]))
             .map_err(LaunchError::system("cannot listen to signals"))?;
         let launcher = lifeline.as_ref().and_then(|_| rustix::process::getppid());
-        let mut lifeline_closed = watch(lifeline);
+        let mut lifeline_closed =
+            watch(lifeline).map_err(LaunchError::system("no thread for the launcher's lifeline"))?;
         let mut endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -164,6 +166,7 @@ impl<'a> Supervisor<'a> {
                 biased;
                 signal = signals.recv() => match signal {
                     Signal::CHILD => None,
+                    FILE_TOO_LARGE => continue,
                     asked => Some(Event::Interrupted(asked.as_raw())),
                 },
                 signal = passed_on.recv() => {
@@ -200,7 +203,7 @@ impl<'a> Supervisor<'a> {
                 }
             };
             if matches!(event, Some(Event::LifelineClosed)) {
-                lifeline_closed = watch(None::<io::Empty>);
+                lifeline_closed = Box::pin(std::future::pending());
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -621,11 +624,11 @@ impl<'a> Supervisor<'a> {
             pid,
             exit_code,
             signal,
-            last_output: told.filter(|text| *text != cause && own.is_none()),
+            last_output: told.filter(|text| *text != cause && own.is_none()).map(|text| printable(&text)),
             state: self.states.get(&rank).filter(|_| exit.is_none() && stopped.is_none()).cloned(),
             is_reported: own.is_some() && exit.is_some(),
             others_ran: exit.is_some_and(Exit::is_success),
-            cause,
+            cause: printable(&cause),
             last_call,
             joined: self.rendezvous.server.as_ref().is_some_and(Server::joined),
         }
@@ -678,15 +681,17 @@ fn tell(message: &str) {
 }
 
 /// Resolves when the lifeline closes; never, if there is none.
-fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn Future<Output = ()>>> {
-    let Some(mut lifeline) = lifeline else { return Box::pin(std::future::pending()) };
+fn watch(
+    lifeline: Option<impl Read + Send + 'static>,
+) -> io::Result<std::pin::Pin<Box<dyn Future<Output = ()>>>> {
+    let Some(mut lifeline) = lifeline else { return Ok(Box::pin(std::future::pending())) };
     let (ended, end) = oneshot::channel();
-    std::thread::spawn(move || {
+    std::thread::Builder::new().name("ryz-lifeline".into()).spawn(move || {
         let _ = io::copy(&mut lifeline, &mut io::sink());
         console::shorten_flush_timeout();
         let _ = ended.send(());
-    });
-    Box::pin(async move { drop(end.await) })
+    })?;
+    Ok(Box::pin(async move { drop(end.await) }))
 }
 
 /// Resolves at a request for the state of the job.
