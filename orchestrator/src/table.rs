@@ -385,6 +385,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_error_neither_changes_the_terminal_nor_quotes_a_whole_file() {
+        assert_eq!(printable("\x1b[31mred\x1b[0m \x07\tline\nnext"), "red \u{fffd}\tline\nnext");
+        let long = printable(&"é".repeat(3010));
+        assert!(long.ends_with("é… (10 more characters)") && long.chars().count() < 3030, "{long}");
+    }
+
+    #[test]
     fn columns_line_up() {
         let rows = vec![vec!["a".into(), "1".into()], vec!["bcd".into(), "22".into()]];
         assert_eq!(columns(&["x", "n"], 1, &rows), "x     n\na     1\nbcd  22\n");

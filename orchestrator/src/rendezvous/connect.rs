@@ -350,3 +350,18 @@ fn shared_folder(environment: &Environment) -> PathBuf {
         .or_else(|| environment.get("TMPDIR"))
         .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_not_text_is_kept_if_it_is_ours() {
+        let kept = |name: &str, value: &[u8]| variable(name.as_ref(), OsStr::from_bytes(value));
+        assert_eq!(kept("RYZ_CONFIG", b"a"), Some(("RYZ_CONFIG".into(), "a".into())));
+        assert_eq!(kept("RYZ_CONFIG", b"\xff"), Some(("RYZ_CONFIG".into(), "\u{fffd}".into())));
+        assert_eq!(kept("OTHER", b"\xff"), None);
+    }
+}

@@ -305,6 +305,14 @@ mod tests {
         let left = shared.leave(&new).expect("left");
         assert!(!killed.exists(), "the port has another owner now");
         assert_eq!(shared.find().expect("found"), new);
+        let planted = folder.path().join(format!("{}planted.secret", shared.prefix));
+        std::fs::write(&planted, [7; 32]).expect("written");
+        if std::os::unix::fs::chown(&planted, Some(65534), None).is_ok() {
+            assert_eq!(shared.find().expect("found"), new, "a newer file of another user counts for nothing");
+        } else {
+            eprintln!("skipped: only root can make a file of another user");
+        }
+        std::fs::remove_file(planted).expect("removed");
         drop(left);
         assert!(matches!(shared.find(), Err(SecretError::NotLeft { .. })));
     }

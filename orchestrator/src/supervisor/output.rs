@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use ryzanstein_process_group::Rank;
+use ryzanstein_process_group::{Rank, RuntimeThread};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
@@ -100,12 +100,9 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn start() -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        std::thread::Builder::new()
-            .name("ryz-output".into())
-            .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
-        Ok(Self { runtime: handle, unwritten: Arc::default() })
+        // At the end, a log may still wait for its disk or its reader.
+        let runtime = RuntimeThread::start("ryz-output")?.detach();
+        Ok(Self { runtime, unwritten: Arc::default() })
     }
 
     /// Reads a rank's stream to its end: into the log, and to the sink, if there are any.

@@ -173,3 +173,20 @@ pub(super) fn running(
 pub(super) fn raw(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_id_that_is_used_again_is_not_that_of_the_rank() {
+        let pid = Pid::from_raw(7);
+        let rank = RankProcess { pid, ..RankProcess::default() };
+        let mut processes = BTreeMap::from([(Rank(0), RankProcess::default()), (Rank(1), rank)]);
+        let pid = pid.expect("a pid");
+        let (rank, process) = running(&mut processes, pid).expect("it runs");
+        assert_eq!(rank, Rank(1));
+        process.exit = Some(Exit::Code(0));
+        assert!(running(&mut processes, pid).is_none());
+    }
+}

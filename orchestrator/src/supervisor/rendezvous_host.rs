@@ -134,3 +134,13 @@ fn reserve() -> Result<(u16, Option<Socket>), LaunchError> {
     };
     held().map_err(LaunchError::system::<std::io::Error>("no port for MASTER_PORT"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_port_has_a_neighbour_too() {
+        assert_eq!((next_to(29500), next_to(u16::MAX)), (29501, 65534));
+    }
+}

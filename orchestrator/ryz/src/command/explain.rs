@@ -97,8 +97,8 @@ fn read_end(mut log: impl Read, most: usize, longest: u64) -> io::Result<LogEnd>
         }
         if read.skipped_bytes > longest {
             return Err(io::Error::other(format!(
-                "it does not end after {} GiB; give the end of the log: tail -c 64M LOG | ryz explain -",
-                longest >> 30
+                "it does not end after {} MiB; give the end of the log: tail -c 64M LOG | ryz explain -",
+                longest >> 20
             )));
         }
     }
@@ -138,8 +138,8 @@ mod tests {
 
     #[test]
     fn what_never_ends_is_refused() {
-        let error = read_end(io::repeat(0), 1 << 20, 1 << 30).expect_err("endless").to_string();
-        assert!(error.contains("does not end after 1 GiB") && error.contains("tail -c"), "{error}");
+        let error = read_end(io::repeat(0), 1 << 20, 64 << 20).expect_err("endless").to_string();
+        assert!(error.contains("does not end after 64 MiB") && error.contains("tail -c"), "{error}");
     }
 
     #[test]

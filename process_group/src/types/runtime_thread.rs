@@ -9,14 +9,18 @@ use tokio::sync::oneshot;
 
 /// Runs futures until it is dropped, which cancels them.
 #[derive(Debug)]
-pub(crate) struct RuntimeThread {
+pub struct RuntimeThread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl RuntimeThread {
-    pub(crate) fn start(name: &str) -> io::Result<Self> {
+    /// Starts the thread. Also inside another runtime, it neither waits nor panics.
+    ///
+    /// # Errors
+    /// Returns the operating system's error, when it gives no thread.
+    pub fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
@@ -39,12 +43,13 @@ impl RuntimeThread {
         }
     }
 
-    pub(crate) const fn handle(&self) -> &Handle {
+    /// Returns the handle that starts tasks there.
+    pub const fn handle(&self) -> &Handle {
         &self.handle
     }
 
     /// Runs a future there and blocks for its result; `None` at the deadline, or if it panicked.
-    pub(super) fn block_on<T: Send + 'static>(
+    pub fn block_on<T: Send + 'static>(
         &self,
         deadline: Instant,
         future: impl Future<Output = T> + Send + 'static,
@@ -59,6 +64,15 @@ impl RuntimeThread {
             task.abort();
         }
         result
+    }
+}
+
+impl RuntimeThread {
+    /// Lets it run until the process ends, whatever its tasks wait for then.
+    pub fn detach(mut self) -> Handle {
+        std::mem::forget(self.stop.take());
+        self.thread = None;
+        self.handle.clone()
     }
 }
 
