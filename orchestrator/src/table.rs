@@ -386,7 +386,8 @@ mod tests {
 
     #[test]
     fn an_error_neither_changes_the_terminal_nor_quotes_a_whole_file() {
-        assert_eq!(printable("\x1b[31mred\x1b[0m \x07\tline\nnext"), "red \u{fffd}\tline\nnext");
+        assert_eq!(printable("\x1b[31mred\x1b[0m\tline\nnext"), "red\tline\nnext");
+        assert_eq!(printable("a\x07\rb"), "a\u{fffd}\u{fffd}b");
         let long = printable(&"é".repeat(3010));
         assert!(long.ends_with("é… (10 more characters)") && long.chars().count() < 3030, "{long}");
     }

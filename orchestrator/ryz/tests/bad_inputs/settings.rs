@@ -201,7 +201,10 @@ pub(crate) fn files() -> Vec<Case> {
         toml("\"\\u001b[31mx\" = 1\n", &["unknown setting: `x`"]).without("\x1b"),
         Case::new("config show --config {}/a.toml", &["20000 problems", "more characters"])
             .named("many unknown settings")
-            .file("a.toml", (0..20_000).map(|number| format!("z{number} = 1\n")).collect::<String>()),
+            .file(
+                "a.toml",
+                (0..20_000).map(|number| format!("z{number} = 1\n")).collect::<Vec<_>>().concat(),
+            ),
         Case::new("config show --config {}/a.toml", &["{}/a.toml", "not UTF-8 text", "is it the right one?"])
             .file("a.toml", vec![0xff, 0xfe]),
         Case::new("config show --config /no/such/file", &["/no/such/file", "No such file"]),
