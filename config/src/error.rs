@@ -56,6 +56,9 @@ pub enum ConfigError {
         /// The value, and what was expected instead.
         source: Box<ValueError>,
     },
+    /// An environment variable whose value is not text.
+    #[error("the environment variable {0} is not UTF-8 text; set it again, or unset it")]
+    NotText(String),
     /// Two values that are valid individually but not together.
     #[error(transparent)]
     Conflict(#[from] Conflict),

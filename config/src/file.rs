@@ -5,7 +5,7 @@
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write as _};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -46,6 +46,9 @@ pub enum FileError {
         "this is a Git LFS pointer, not the file itself: run `git lfs pull` where it was cloned, or download the file"
     )]
     LfsPointer,
+    /// Another user may have written a file that decides what this process runs or trusts.
+    #[error("{0}")]
+    Untrusted(String),
     /// A file that is not text.
     #[error("the file is not UTF-8 text ({0}); is it the right one?")]
     NotText(#[from] std::str::Utf8Error),
@@ -63,6 +66,7 @@ impl FileError {
             | Self::BrokenLink { .. }
             | Self::TooLarge { .. }
             | Self::LfsPointer
+            | Self::Untrusted(_)
             | Self::NotText(_) => true,
         }
     }
@@ -102,7 +106,44 @@ pub fn open(path: &Path) -> Result<File, FileError> {
 /// # Errors
 /// Returns any [`FileError`] except [`FileError::NotText`].
 pub fn read(path: &Path, limit: ByteSize) -> Result<Vec<u8>, FileError> {
+    read_to_limit(open(path)?, limit)
+}
+
+/// Reads a file that decides what this process runs or trusts, as [`read`] does: one that no other user may have written.
+///
+/// # Errors
+/// Returns any [`FileError`] except [`FileError::NotText`].
+pub fn read_trusted(path: &Path, limit: ByteSize) -> Result<Vec<u8>, FileError> {
     let file = open(path)?;
+    let metadata = file.metadata()?;
+    let user = rustix::process::geteuid().as_raw();
+    match distrust(metadata.uid(), metadata.gid(), metadata.mode(), user) {
+        Some(why) => Err(FileError::Untrusted(why)),
+        None => read_to_limit(file, limit),
+    }
+}
+
+/// Returns the reason why `user` must not trust a file with this owner, group and mode: another user may have written it. Root
+/// may write every file.
+fn distrust(owner: u32, group: u32, mode: u32, user: u32) -> Option<String> {
+    if owner != user && owner != 0 {
+        return Some(format!(
+            "it belongs to user {owner}, not to user {user} or root, and would decide what this process runs or trusts; if you \
+             trust it, use a copy of your own"
+        ));
+    }
+    // By convention, the group with the number of a user has no other members.
+    let groups = if group == owner || group == 0 { 0 } else { 0o020 };
+    (mode & (groups | 0o002) != 0).then(|| {
+        format!(
+            "it has mode {:04o}, so other users can write it, and would decide what this process runs or trusts; if you trust \
+             it: chmod go-w",
+            mode & 0o7777
+        )
+    })
+}
+
+fn read_to_limit(file: File, limit: ByteSize) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
     // The size in the metadata may be outdated, so the limit is applied to the bytes that are read.
     file.take(limit.get().saturating_add(1)).read_to_end(&mut bytes)?;
@@ -118,7 +159,11 @@ pub fn read(path: &Path, limit: ByteSize) -> Result<Vec<u8>, FileError> {
 /// # Errors
 /// Returns any [`FileError`].
 pub fn read_text(path: &Path, limit: ByteSize) -> Result<String, FileError> {
-    String::from_utf8(read(path, limit)?).map_err(|error| error.utf8_error().into())
+    text(read(path, limit)?)
+}
+
+pub(crate) fn text(bytes: Vec<u8>) -> Result<String, FileError> {
+    String::from_utf8(bytes).map_err(|error| error.utf8_error().into())
 }
 
 /// Returns an error if `start` begins a Git LFS pointer. [`read`] checks this itself.
@@ -162,7 +207,6 @@ fn check_regular(kind: FileType) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::net::UnixListener;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -191,6 +235,21 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink("../blobs/0", &link).unwrap();
         assert!(refused(&link).starts_with("this is a link to ../blobs/0, which does not exist"));
+    }
+
+    #[test]
+    fn a_file_that_another_user_may_have_written_is_not_trusted() {
+        const ME: u32 = 1000;
+        let refused = |owner, group, mode| distrust(owner, group, mode, ME).unwrap_or_default();
+        for (owner, group, mode) in [(ME, ME, 0o664), (ME, 100, 0o644), (0, 0, 0o664), (ME, 0, 0o660)] {
+            assert_eq!(refused(owner, group, mode), "", "{owner} {group} {mode:o}");
+        }
+        assert!(refused(1001, 1001, 0o600).starts_with("it belongs to user 1001, not to user 1000 or root,"));
+        assert!(distrust(1001, 1001, 0o600, 0).is_some(), "root acts on no other user's word");
+        for (owner, group, mode) in [(ME, ME, 0o100_646), (ME, 100, 0o664), (0, 100, 0o660), (0, 0, 0o666)] {
+            assert!(refused(owner, group, mode).contains("chmod go-w"), "{owner} {group} {mode:o}");
+        }
+        assert!(refused(ME, ME, 0o100_646).starts_with("it has mode 0646"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct Sources {
     /// The file to read if the user named none. It need not exist.
     pub default_file: Option<PathBuf>,
     /// The environment of the process. Collect it with `std::env::vars_os()`, since `vars()` panics on a value that is not
-    /// Unicode. Names that do not begin with `RYZ_`, those of [`RESERVED_ENVIRONMENT`], and those that Kubernetes sets for a Service
+    /// Unicode, and convert the values with `to_string_lossy()`: those with U+FFFD are refused. Names that do not begin with `RYZ_`, those of [`RESERVED_ENVIRONMENT`], and those that Kubernetes sets for a Service
     /// called `ryz`, are ignored; any other name must be a setting.
     pub environment: Vec<(String, String)>,
     /// Dotted keys, values, and the flags as the user typed them, such as `--world-size`. The last entry of a key takes
@@ -145,6 +145,10 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
             continue;
         }
         let source = Source::Environment(name.clone());
+        if value.contains(char::REPLACEMENT_CHARACTER) {
+            problems.push(ConfigError::NotText(name.clone()));
+            continue;
+        }
         match keys().find(|key| key.environment_variable() == *name) {
             Some(key) => layers.push(Layer { source, settings: nest(key.key, value) }),
             None => problems.push(unknown(name, source, environment_variable)),
@@ -187,7 +191,9 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
         (None, Some(path)) => (path, false),
         (None, None) => return Ok(None),
     };
-    let text = match file::read_text(path, LARGEST_FILE) {
+    // It may name libraries to load.
+    let read = file::read_trusted(path, LARGEST_FILE).and_then(file::text);
+    let text = match read {
         Ok(text) => text,
         Err(error) if !required && error.is_not_found() => return Ok(None),
         Err(source) => return Err(ConfigError::Unreadable { path: path.into(), source }),

@@ -36,6 +36,15 @@ fn nothing_given_is_the_default() {
 }
 
 #[test]
+fn a_variable_that_is_not_text_is_refused_by_name() {
+    let mut sources = environment(&[("RYZ_JOB__NAME", "caf\u{fffd}"), ("OTHER", "\u{fffd}")]);
+    let wanted = "the environment variable RYZ_JOB__NAME is not UTF-8 text; set it again, or unset it";
+    assert_eq!(refusal(&sources), wanted);
+    sources.environment.remove(0);
+    Config::load(&sources).unwrap();
+}
+
+#[test]
 fn every_layer_overrides_the_one_before_and_leaves_the_rest() {
     let (_folder, mut sources, path) = file(
         "[process_group]\ntimeout = '1s'\ncoalesce = '1MiB'\nself_check = false\n[process_group.tcp]\nspin = '0s'\n",

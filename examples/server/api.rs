@@ -59,6 +59,11 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
+/// The most texts in `stop`, and the most bytes of them together: each is looked for at every token, while other requests
+/// wait.
+const STOPS: usize = 16;
+const STOP_BYTES: usize = 1 << 10;
+
 impl Request {
     /// Reads the body of a request for this model.
     pub(crate) fn read(body: &[u8], model: &str) -> Result<Self, Refusal> {
@@ -72,6 +77,13 @@ impl Request {
             )),
             _ if request.n.unwrap_or(1) != 1 => {
                 Err(Refusal::invalid("n must be 1; send the request several times"))
+            }
+            _ if request.stop().iter().map(String::len).sum::<usize>() > STOP_BYTES
+                || request.stop().len() > STOPS =>
+            {
+                Err(Refusal::invalid(format!(
+                    "stop may have at most {STOPS} texts, of at most {STOP_BYTES} bytes together"
+                )))
             }
             _ => Ok(request),
         }

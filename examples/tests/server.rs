@@ -298,6 +298,10 @@ fn bad_requests_are_refused_with_what_is_wrong() {
     let options = r#"{"prompt":"a","stream":true,"stream_options":{"obfuscation":true}}"#;
     refused(completions, options, 400, "unknown field `obfuscation`");
     refused(completions, r#"{"prompt":"a","n":2}"#, 400, "n must be 1");
+    for stop in [json!(vec!["a"; 17]), json!("a".repeat(2000))] {
+        let body = json!({ "prompt": "a", "stop": stop }).to_string();
+        refused(completions, &body, 400, "stop may have at most 16 texts, of at most 1024 bytes together");
+    }
     refused(completions, r#"{"prompt":"a","temperature":-1}"#, 400, "must be positive");
     refused(completions, r#"{"prompt":"a","top_p":2}"#, 400, "top-p 2");
     refused(completions, r#"{"prompt":"a","presence_penalty":3}"#, 400, "presence penalty 3");

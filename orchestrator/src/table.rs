@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::ProfileRow;
+use ryzanstein_process_group::catalogue::without_colors;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::units::{bytes, time};
 
@@ -212,6 +213,23 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// Returns an error that may quote anything, such as a whole file, for people: its beginning, without escape sequences and other
+/// control characters, which could change the terminal.
+pub fn printable(error: &str) -> String {
+    /// Maximum number of characters. Nobody reads more.
+    const LONGEST: usize = 3000;
+    let text = without_colors(error);
+    let shown =
+        |c: char| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c };
+    let mut rest = text.chars().map(shown);
+    let mut cut: String = rest.by_ref().take(LONGEST).collect();
+    match rest.count() {
+        0 => {}
+        left => drop(write!(cut, "… ({left} more characters)")),
+    }
+    cut
+}
+
 /// Formats the rows as a table with a header line.
 pub fn table(columns: &[Column<'_>], rows: &[Vec<Cell>], screen: Screen) -> String {
     let mut widths = vec![0; columns.len()];
@@ -365,6 +383,14 @@ fn profile_cells(r: &ProfileRow, linked: bool, targets: bool) -> Vec<Cell> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_neither_changes_the_terminal_nor_quotes_a_whole_file() {
+        assert_eq!(printable("\x1b[31mred\x1b[0m\tline\nnext"), "red\tline\nnext");
+        assert_eq!(printable("a\x07\rb"), "a\u{fffd}\u{fffd}b");
+        let long = printable(&"é".repeat(3010));
+        assert!(long.ends_with("é… (10 more characters)") && long.chars().count() < 3030, "{long}");
+    }
 
     #[test]
     fn columns_line_up() {

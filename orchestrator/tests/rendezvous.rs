@@ -231,7 +231,7 @@ fn a_rank_that_finds_the_secret_in_a_file_is_told_at_once_of_other_settings() {
     let folder = tempfile::tempdir().expect("a folder");
     let port = job.server.address().port();
     let user = rustix::process::geteuid().as_raw();
-    let file = folder.path().join(format!("ryzanstein-{user}-{port}.secret"));
+    let file = folder.path().join(format!("ryzanstein-{user}-{port}-x.secret"));
     std::fs::write(&file, job.secret.expose()).expect("written");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("made private");
     let mut config = Config::default();

@@ -110,6 +110,8 @@ pub use observe::targets;
 #[doc(hidden)]
 pub use types::panic::panic_message;
 #[doc(hidden)]
+pub use types::runtime_thread::RuntimeThread;
+#[doc(hidden)]
 pub use types::{metric_names, units};
 
 #[cfg(test)]

@@ -19,11 +19,11 @@ use tonic::{Response, Status};
 
 use super::core::Participant;
 use super::handshake::HandshakeError;
-use super::runtime_thread::RuntimeThread;
 use super::{codec, handshake};
 use crate::control as wire;
 use crate::control::control_client::ControlClient;
 use crate::status::wire::Report;
+use ryzanstein_process_group::RuntimeThread;
 
 /// Timeout of a request that the rendezvous answers immediately.
 const UNARY_TIMEOUT: Duration = Duration::from_secs(20);

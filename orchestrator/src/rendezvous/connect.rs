@@ -1,6 +1,7 @@
 //! Finds the rendezvous of this process from its environment variables.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use ryzanstein_process_group::{
 
 use super::client::{Client, Identity, Unconnected, WeakClient};
 use super::host::Host;
-use super::secret::SecretError;
+use super::secret::{SecretError, SharedFile};
 use super::{placement, secret};
 
 /// Interval between two attempts to look a name up.
@@ -23,11 +24,17 @@ const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// Returns the environment of this process, without variables that are not Unicode.
+/// Returns the environment of this process, without variables that are not Unicode. Ours are kept with U+FFFD in place of what is
+/// not, for [`Config::load`] to refuse.
 pub fn process_environment() -> Environment {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect()
+    std::env::vars_os().filter_map(|(name, value)| variable(&name, &value)).collect()
+}
+
+fn variable(name: &OsStr, value: &OsStr) -> Option<(String, String)> {
+    let (name, is_ours) = (name.to_string_lossy(), name.as_encoded_bytes().starts_with(b"RYZ_"));
+    let value = value.to_string_lossy();
+    let is_text = !name.contains(char::REPLACEMENT_CHARACTER) && !value.contains(char::REPLACEMENT_CHARACTER);
+    (is_ours || is_text).then(|| (name.into_owned(), value.into_owned()))
 }
 
 /// The rendezvous of this process.
@@ -59,7 +66,7 @@ impl std::fmt::Debug for Kind {
 /// * `MASTER_ADDR` and `MASTER_PORT` are set by another launcher: rank 0 serves one there for as long as the returned
 ///   value lives, and the others connect. The secret is in `RYZ_SECRET_FILE`. Where all ranks are on this machine, on a
 ///   loopback address, that may be absent: rank 0 then leaves a secret in a file of mode 0600 in `XDG_RUNTIME_DIR` or
-///   the temporary folder, named by user and port.
+///   the temporary folder, named by user, port and chance.
 /// * Another launcher has set variables of its own, as [`placement`] reads them: the same as with `MASTER_ADDR`.
 /// * None of these: this process is the only rank.
 ///
@@ -266,7 +273,7 @@ fn from_master_address(
              rank, to a file with mode 0600 that holds the same 32 random bytes"
         )));
     }
-    let shared = shared_secret_file(environment, address);
+    let shared = SharedFile::new(shared_folder(environment), address.port());
     if rank.0 != 0 {
         let security = Security::new(&config.security)?;
         let Some(secret) = given else {
@@ -309,13 +316,13 @@ fn resolve(server: &HostPort, deadline: Instant) -> Result<SocketAddr> {
 /// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.
 fn connect_with_shared_secret(
     server: &HostPort,
-    shared: &std::path::Path,
+    shared: &SharedFile,
     security: &Security,
     identity: &Identity,
     deadline: Instant,
 ) -> Result<Kind> {
     loop {
-        let error = match secret::from_file(shared) {
+        let error = match shared.find() {
             Ok(secret) => {
                 // Short attempts, so that a newer file is noticed.
                 let soon = deadline.min(Instant::now() + Duration::from_secs(1));
@@ -335,12 +342,26 @@ fn connect_with_shared_secret(
     }
 }
 
-fn shared_secret_file(environment: &Environment, address: SocketAddr) -> PathBuf {
-    let folder = environment
+/// Returns the folder where rank 0 leaves the secret.
+fn shared_folder(environment: &Environment) -> PathBuf {
+    environment
         .get("XDG_RUNTIME_DIR")
         .filter(|folder| !folder.is_empty())
         .or_else(|| environment.get("TMPDIR"))
-        .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
-    let user = rustix::process::geteuid().as_raw();
-    folder.join(format!("ryzanstein-{user}-{}.secret", address.port()))
+        .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_not_text_is_kept_if_it_is_ours() {
+        let kept = |name: &str, value: &[u8]| variable(name.as_ref(), OsStr::from_bytes(value));
+        assert_eq!(kept("RYZ_CONFIG", b"a"), Some(("RYZ_CONFIG".into(), "a".into())));
+        assert_eq!(kept("RYZ_CONFIG", b"\xff"), Some(("RYZ_CONFIG".into(), "\u{fffd}".into())));
+        assert_eq!(kept("OTHER", b"\xff"), None);
+    }
 }

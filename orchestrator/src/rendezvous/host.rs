@@ -1,17 +1,18 @@
 //! The server of the rendezvous in rank 0, if `ryz launch` did not start the ranks.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{Epoch, Error, Result, Secret};
+use tempfile::TempPath;
 
 use super::client::{Client, Identity};
+use super::listen;
+use super::secret::SharedFile;
 use super::server::Server;
-use super::{listen, secret};
 
 /// Timeout of rank 0 for the others to disconnect at the end.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,7 +34,8 @@ pub(super) struct Host {
     /// Taken only by drop.
     client: Option<Client>,
     server: Arc<Server>,
-    secret_file: Option<PathBuf>,
+    /// The secret for the other ranks, if no launcher gave it to them.
+    shared: Option<TempPath>,
 }
 
 impl Host {
@@ -43,23 +45,22 @@ impl Host {
         identity: Identity,
         server: HostPort,
         address: SocketAddr,
-        (given, shared): (Option<Secret>, PathBuf),
+        (given, shared): (Option<Secret>, SharedFile),
         deadline: Instant,
     ) -> Result<Self> {
         let security = Security::new(&config.security)?;
-        let secret_file = given.is_none().then_some(shared);
+        let is_given = given.is_some();
         let (secret, serving) = serve(config, &security, &identity, (&server, address), given)?;
-        if let Some(file) = &secret_file {
-            // Only the process that bound the port writes the file.
-            secret::to_file(&secret, file).map_err(|error| {
-                Error::Rendezvous(format!(
-                    "cannot leave the secret for the other ranks in {}: {error}",
-                    file.display()
-                ))
-            })?;
-        }
+        // Only the process that bound the port leaves the secret.
+        let left = (!is_given).then(|| shared.leave(&secret)).transpose();
+        let shared = left.map_err(|error| {
+            Error::Rendezvous(format!(
+                "cannot leave the secret for the other ranks in {}: {error}",
+                shared.folder().display()
+            ))
+        })?;
         let client = Client::connect(server, secret, security, identity, deadline)?;
-        Ok(Self { client: Some(client), server: serving, secret_file })
+        Ok(Self { client: Some(client), server: serving, shared })
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -101,9 +102,7 @@ fn serve(
 impl Drop for Host {
     fn drop(&mut self) {
         // Only connecting needs the secret, and rank 0 leaves it again when it initializes again.
-        if let Some(path) = &self.secret_file {
-            let _ = std::fs::remove_file(path);
-        }
+        drop(self.shared.take());
         drop(self.client.take());
         // Other ranks may still wait for an answer, those that join again excepted: they wait for this rank.
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;

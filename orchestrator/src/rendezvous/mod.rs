@@ -15,7 +15,6 @@ pub mod listen;
 #[doc(hidden)]
 pub mod placement;
 mod roster_body;
-pub(crate) mod runtime_thread;
 pub(crate) mod secret;
 mod server;
 

@@ -1,15 +1,17 @@
 //! Reads and hands over the job's secret: through a descriptor inherited from the launcher, or a file that only its owner
 //! can read. Never on a command line, never in a variable.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirEntry, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use ryzanstein_config::{FileError, file};
 use ryzanstein_process_group::Secret;
+use tempfile::TempPath;
 
 /// The reason why the job's secret could not be read. The cause is always the setup of this process.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +77,24 @@ pub enum SecretError {
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+    },
+    /// Rank 0 has left no secret for the other ranks of this host.
+    #[error("{} has no file {prefix}….secret of user {user}", folder.display())]
+    NotLeft {
+        /// The folder where rank 0 leaves it.
+        folder: PathBuf,
+        /// The start of its name.
+        prefix: String,
+        /// The user of this process.
+        user: u32,
+    },
+    /// The folder where rank 0 leaves the secret cannot be listed.
+    #[error("cannot list {}: {source}", folder.display())]
+    List {
+        /// The folder.
+        folder: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
     },
     /// The file does not contain a secret.
     #[error("the secret's file {} {source}; {}", path.display(), how_to_make(path))]
@@ -167,12 +187,73 @@ pub(crate) fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Writes the secret to a new file with mode 0600. Replaces an older file of that name, never writes into it.
+/// The file through which rank 0 gives the secret to the other ranks of this user on this host, if no launcher does.
 ///
-/// # Errors
-/// Returns the operating system's error.
-pub(crate) fn to_file(secret: &Secret, path: &Path) -> io::Result<()> {
-    file::replace(path, secret.expose())
+/// Its folder may be one where every user creates files, so its name ends in random characters: nobody can take it first. The
+/// other ranks look for it among the files of their own user.
+pub(super) struct SharedFile {
+    folder: PathBuf,
+    prefix: String,
+}
+
+impl SharedFile {
+    const SUFFIX: &str = ".secret";
+
+    /// Returns the file of the rendezvous at this port.
+    pub(super) fn new(folder: PathBuf, port: u16) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        Self { folder, prefix: format!("ryzanstein-{user}-{port}-") }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Leaves the secret in a new file of mode 0600, which exists as long as the returned path. Removes those of ranks that
+    /// had the port before.
+    ///
+    /// # Errors
+    /// Returns the operating system's error.
+    pub(super) fn leave(&self, secret: &Secret) -> io::Result<TempPath> {
+        for (_, old) in self.list()? {
+            let _ = std::fs::remove_file(old);
+        }
+        let mut file =
+            tempfile::Builder::new().prefix(&self.prefix).suffix(Self::SUFFIX).tempfile_in(&self.folder)?;
+        file.write_all(secret.expose())?;
+        Ok(file.into_temp_path())
+    }
+
+    /// Reads the newest secret that rank 0 has left.
+    ///
+    /// # Errors
+    /// [`SecretError`] if there is none yet, or only part of one.
+    pub(super) fn find(&self) -> Result<Secret, SecretError> {
+        let folder = self.folder.clone();
+        let list = self.list().map_err(|source| SecretError::List { folder: folder.clone(), source })?;
+        let Some((_, newest)) = list.into_iter().max() else {
+            let user = rustix::process::geteuid().as_raw();
+            return Err(SecretError::NotLeft { folder, prefix: self.prefix.clone(), user });
+        };
+        from_file(&newest)
+    }
+
+    /// Returns the files of this user with such names, and when they were written.
+    fn list(&self) -> io::Result<Vec<(SystemTime, PathBuf)>> {
+        let user = rustix::process::geteuid().as_raw();
+        let own = |entry: io::Result<DirEntry>| {
+            let entry = entry.ok()?;
+            let name = entry.file_name();
+            let name = name.to_str()?;
+            if !name.starts_with(&self.prefix) || !name.ends_with(Self::SUFFIX) {
+                return None;
+            }
+            // The metadata is of the entry itself, not of the target of a link.
+            let metadata = entry.metadata().ok().filter(|metadata| metadata.uid() == user)?;
+            Some((metadata.modified().ok()?, entry.path()))
+        };
+        Ok(std::fs::read_dir(&self.folder)?.filter_map(own).collect())
+    }
 }
 
 #[cfg(test)]
@@ -198,7 +279,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("secret");
         let secret = Secret::random();
-        to_file(&secret, &path).expect("written");
+        file::replace(&path, secret.expose()).expect("written");
         assert_eq!(from_file(&path).expect("read"), secret);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("chmod");
         assert!(from_file(&path).unwrap_err().to_string().contains("0640"));
@@ -206,6 +287,34 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         assert!(matches!(from_file(&link), Err(SecretError::Open { .. })));
         assert!(matches!(from_file(folder.path()), Err(SecretError::NotAFile(_))));
+    }
+
+    #[test]
+    fn the_newest_secret_that_was_left_is_found_and_nobody_can_take_its_name_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shared = SharedFile::new(folder.path().into(), 29500);
+        assert!(matches!(shared.find(), Err(SecretError::NotLeft { .. })));
+        // Who knows the port can guess no more of the name.
+        std::fs::create_dir(folder.path().join(shared.prefix.trim_end_matches('-').to_owned() + ".secret"))
+            .expect("a folder");
+        let other = SharedFile::new(folder.path().into(), 2950);
+        let (old, new) = (Secret::random(), Secret::random());
+        let killed = shared.leave(&old).expect("left").keep().expect("kept");
+        let _other = other.leave(&Secret::random()).expect("left");
+        assert_eq!(shared.find().expect("found"), old);
+        let left = shared.leave(&new).expect("left");
+        assert!(!killed.exists(), "the port has another owner now");
+        assert_eq!(shared.find().expect("found"), new);
+        let planted = folder.path().join(format!("{}planted.secret", shared.prefix));
+        std::fs::write(&planted, [7; 32]).expect("written");
+        if std::os::unix::fs::chown(&planted, Some(65534), None).is_ok() {
+            assert_eq!(shared.find().expect("found"), new, "a newer file of another user counts for nothing");
+        } else {
+            eprintln!("skipped: only root can make a file of another user");
+        }
+        std::fs::remove_file(planted).expect("removed");
+        drop(left);
+        assert!(matches!(shared.find(), Err(SecretError::NotLeft { .. })));
     }
 
     #[test]

@@ -18,10 +18,10 @@ use super::acceptor::{Acceptor, ConnectionCounts};
 use super::codec;
 use super::core::{Action, Core, Event, Refusal, Reply, Report, RequestId, Time};
 use super::roster_body;
-use super::runtime_thread::RuntimeThread;
 use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
 use crate::status::wire as wire_status;
+use ryzanstein_process_group::RuntimeThread;
 
 /// Maximum number of concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
 const REQUESTS_A_CONNECTION: u32 = 256;

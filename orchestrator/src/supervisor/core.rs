@@ -11,8 +11,6 @@ pub(crate) const DO_NOT_RESTART: i32 = 2;
 
 /// Signal numbers, the same on every Linux.
 pub(crate) mod signal {
-    /// Sent when the terminal was closed.
-    pub(crate) const HANGUP: i32 = 1;
     /// Sent by Ctrl-C.
     pub(crate) const INTERRUPT: i32 = 2;
     /// Cannot be caught or ignored.
@@ -191,6 +189,8 @@ enum Phase {
 
 /// Interval between two rounds of killing.
 const KILL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interrupts within this time are one request. Nobody presses Ctrl-C twice so quickly.
+const AT_ONCE: Duration = Duration::from_millis(100);
 /// Time for killed processes to disappear: the kernel can hold one in an uninterruptible wait for ever.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Wait before the first restart; it doubles with each.
@@ -271,8 +271,13 @@ impl Core {
                 is_new.then_some(Action::TellContinued(rank)).into_iter().collect()
             }
             Event::Interrupted(signal) => match self.phase {
-                // The second Ctrl-C kills.
-                _ if self.interrupted.is_some() => self.kill(now),
+                // The second Ctrl-C kills. No other signal takes the grace away, nor do two at once: `timeout` signals a
+                // process, and then its group.
+                Phase::Terminating { kill_at } if self.interrupted.is_some() => {
+                    let asked = kill_at.saturating_sub(self.policy.grace);
+                    let is_again = signal == signal::INTERRUPT && now.saturating_sub(asked) >= AT_ONCE;
+                    if is_again { self.kill(now) } else { Vec::new() }
+                }
                 Phase::Running | Phase::AwaitingExits { .. } | Phase::Terminating { .. } => {
                     self.interrupted = Some(signal);
                     self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
@@ -280,7 +285,7 @@ impl Core {
                 }
                 // The job is being killed already; it must not be restarted.
                 Phase::Killing { .. } => {
-                    self.interrupted = Some(signal);
+                    self.interrupted.get_or_insert(signal);
                     Vec::new()
                 }
                 Phase::AwaitingRestart { .. } | Phase::Finished => Vec::new(),

@@ -1,19 +1,23 @@
 //! The output of ranks: forwarded as it comes with a prefix on each line, written to log files, and with its end kept.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ryzanstein_process_group::Rank;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use ryzanstein_process_group::{Rank, RuntimeThread};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::job::LaunchError;
 use crate::console::{self, Stream, Writer};
 
 /// Number of bytes that are read at a time. A line that is longer is forwarded in pieces.
@@ -21,6 +25,8 @@ const PIECE: usize = 64 << 10;
 /// Time for the rest of a line to arrive: programs often write a line in several pieces, and the lines of ranks should not break
 /// each other. A line without an end, such as a progress bar or a prompt, is shown after it.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Interval between two attempts to write to a log that is a full pipe.
+const FULL: Duration = Duration::from_millis(10);
 /// Number of bytes that are kept of the end of a stream.
 const BYTES_KEPT: usize = 16 << 10;
 
@@ -36,11 +42,53 @@ pub(super) struct Sink {
 pub(super) type Tail = Arc<Mutex<Vec<u8>>>;
 
 /// The log file of one stream of a rank.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Log {
-    pub(super) rank: Rank,
-    pub(super) path: PathBuf,
-    pub(super) file: File,
+    rank: Rank,
+    path: PathBuf,
+    /// Writes never wait, if the file is a pipe.
+    file: Arc<File>,
+}
+
+impl Log {
+    /// Opens the logs of a rank's standard output and standard error, for all epochs, in this folder, and empties them.
+    pub(super) fn open(rank: Rank, folder: &Path) -> Result<[Self; 2], LaunchError> {
+        std::fs::create_dir_all(folder).map_err(LaunchError::system::<io::Error>(format!(
+            "--log-dir: cannot create {}",
+            folder.display()
+        )))?;
+        let open = |name: &str| -> Result<Self, LaunchError> {
+            let path = folder.join(name);
+            let file = open_log(&path).map_err(LaunchError::system::<io::Error>(format!(
+                "--log-dir: cannot open {}",
+                path.display()
+            )))?;
+            Ok(Self { rank, path, file: Arc::new(file) })
+        };
+        Ok([open("stdout.log")?, open("stderr.log")?])
+    }
+}
+
+fn open_log(path: &Path) -> io::Result<File> {
+    // Neither opening a pipe without a reader nor writing to a full one may block.
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    // Always appends: late output of an epoch may arrive when the next one has begun.
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
+        .map_err(|error| match error.raw_os_error() {
+            Some(code) if code == Errno::NXIO.raw_os_error() => {
+                io::Error::other("it is a pipe without a reader; start the reader first")
+            }
+            _ => error,
+        })?;
+    // Only a regular file has a length.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 /// The thread that reads the output of all ranks. A thread for each stream would make every fork copy its mappings.
@@ -52,12 +100,9 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn start() -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        std::thread::Builder::new()
-            .name("ryz-output".into())
-            .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
-        Ok(Self { runtime: handle, unwritten: Arc::default() })
+        // At the end, a log may still wait for its disk or its reader.
+        let runtime = RuntimeThread::start("ryz-output")?.detach();
+        Ok(Self { runtime, unwritten: Arc::default() })
     }
 
     /// Reads a rank's stream to its end: into the log, and to the sink, if there are any.
@@ -91,9 +136,9 @@ struct Logger {
 }
 
 impl Logger {
-    fn write(&mut self, bytes: &[u8]) {
-        if let Some(Log { rank, path, file }) = &mut self.log
-            && let Err(error) = file.write_all(bytes)
+    async fn write(&mut self, bytes: &[u8]) {
+        if let Some(Log { rank, path, file }) = &self.log
+            && let Err(error) = write_all(file, bytes).await
         {
             // A full disk must not end the job. The output is still forwarded.
             let text = format!(
@@ -105,6 +150,20 @@ impl Logger {
             self.log = None;
         }
     }
+}
+
+/// Writes all bytes. Waits for the reader of a pipe, as a rank waits for that of its output.
+async fn write_all(mut file: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 async fn pump(mut stream: impl AsyncRead + Unpin, to: Option<Sink>, mut log: Logger, tail: Tail) {
@@ -120,7 +179,7 @@ async fn pump(mut stream: impl AsyncRead + Unpin, to: Option<Sink>, mut log: Log
             None => Some(read.await),
         };
         let is_end = matches!(read, Some(Ok(0) | Err(_)));
-        log.write(&buffer[before..]);
+        log.write(&buffer[before..]).await;
         remember(&tail, &buffer[before..]);
         let Some(Sink { stream: out, writer }) = &to else {
             buffer.clear();

@@ -39,8 +39,18 @@ impl Process {
 
     /// Returns true if the process has a handler for a signal.
     pub(super) fn handles(&self, signal: i32) -> bool {
-        let caught = self.status("SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
-        caught.is_some_and(|caught| caught >> (signal - 1) & 1 == 1)
+        self.has("SigCgt:", signal)
+    }
+
+    /// Returns true if the process ignores a signal.
+    pub(super) fn ignores(&self, signal: i32) -> bool {
+        self.has("SigIgn:", signal)
+    }
+
+    /// Returns true if a signal is in this set of its status.
+    fn has(&self, set: &str, signal: i32) -> bool {
+        let mask = self.status(set).and_then(|mask| u64::from_str_radix(&mask, 16).ok());
+        mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
     }
 
     /// Returns the processors that its first thread may use, as a list.

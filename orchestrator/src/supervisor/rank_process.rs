@@ -1,13 +1,12 @@
 //! The process of one rank: its start, and its state.
 
-use std::fs::OpenOptions;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use rustix::process::{Pid, Rlimit, WaitStatus};
-use rustix::thread::CpuSet;
+use rustix::process::{Pid, WaitStatus};
 use ryzanstein_process_group::{Epoch, Rank};
 use tokio::task::JoinHandle;
 
@@ -15,7 +14,7 @@ use super::core::Exit;
 use super::job::{Job, RankOutput};
 use super::output::{self, Log, Output, Sink, Tail};
 use super::rendezvous_host::RendezvousHost;
-use super::spawn;
+use super::spawn::{self, Resources};
 use crate::console::{self, Stream, Writer};
 
 /// A rank's process.
@@ -32,39 +31,34 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the job's program as this rank. `descriptors` is its limit on open files; without `processors`, it
-    /// may use those of the launcher.
+    /// Starts the job's program as this rank. `logs` are those of its standard output and standard error.
     pub(super) fn spawn(
         job: &Job,
         rendezvous: &RendezvousHost,
         output: &Output,
         rank: Rank,
         epoch: Epoch,
-        descriptors: Rlimit,
-        processors: Option<CpuSet>,
+        logs: [Option<Log>; 2],
+        resources: Resources,
     ) -> io::Result<Self> {
         let mut command = command(job, rendezvous, rank, epoch);
-        let log = |name: &str| -> io::Result<Option<Log>> {
-            let Some(folder) = job.log_folder(rank) else { return Ok(None) };
-            let path = folder.join(name);
-            // Always appends: late output of an epoch may arrive when the next one has begun.
-            let file = OpenOptions::new().append(true).create(true).open(&path)?;
-            // A new job starts a new log. Only a regular file has a length.
-            if epoch.0 == 1 && file.metadata()?.is_file() {
-                file.set_len(0)?;
-            }
-            Ok(Some(Log { rank, path, file }))
-        };
-        let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
         let is_direct = job.output == RankOutput::Direct && rank.0 == 0;
         // With a log, its output passes through this process.
-        if is_direct && out_log.is_none() {
+        let [out_log, err_log] = logs;
+        let inherits_output = is_direct && out_log.is_none();
+        if inherits_output {
             command.stdout(Stdio::inherit());
         }
-        if is_direct && err_log.is_none() && io::stderr().is_terminal() {
+        let inherits_error = is_direct && err_log.is_none() && io::stderr().is_terminal();
+        if inherits_error {
             command.stderr(Stdio::inherit());
         }
-        let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors, processors)?;
+        let mut child = spawn::spawn(
+            &mut command,
+            Arc::clone(&rendezvous.secret),
+            resources,
+            inherits_output || inherits_error,
+        )?;
         let pid = Pid::from_child(&child);
         let sink = |stream: &Stream, number: usize| {
             if job.output != RankOutput::Direct && !job.config.launch.show_ranks.includes(rank.0) {
@@ -165,7 +159,34 @@ pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
     status.exit_status().map(Exit::Code).or_else(|| status.terminating_signal().map(Exit::Signal))
 }
 
+/// Returns the rank whose process this is. One that has been reaped has no process id any more: the kernel may have given it to
+/// another process.
+pub(super) fn running(
+    processes: &mut BTreeMap<Rank, RankProcess>,
+    pid: Pid,
+) -> Option<(Rank, &mut RankProcess)> {
+    let found = processes.iter_mut().find(|(_, process)| process.pid == Some(pid) && process.exit.is_none());
+    found.map(|(rank, process)| (*rank, process))
+}
+
 /// Returns a process id as the reports write it.
 pub(super) fn raw(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_id_that_is_used_again_is_not_that_of_the_rank() {
+        let pid = Pid::from_raw(7);
+        let rank = RankProcess { pid, ..RankProcess::default() };
+        let mut processes = BTreeMap::from([(Rank(0), RankProcess::default()), (Rank(1), rank)]);
+        let pid = pid.expect("a pid");
+        let (rank, process) = running(&mut processes, pid).expect("it runs");
+        assert_eq!(rank, Rank(1));
+        process.exit = Some(Exit::Code(0));
+        assert!(running(&mut processes, pid).is_none());
+    }
 }

@@ -63,7 +63,7 @@ impl RendezvousHost {
 
         if config.launch.node_rank > 0 {
             let address = named.unwrap_or_else(|| unreachable!("checked above"));
-            let master_port = address.port().wrapping_add(1);
+            let master_port = next_to(address.port());
             return Ok(Self {
                 server: None,
                 address,
@@ -74,8 +74,7 @@ impl RendezvousHost {
             });
         }
         let (server, address) = serve(job, named, key.clone())?;
-        let (master_port, reserved) =
-            if nodes > 1 { (address.port().wrapping_add(1), None) } else { reserve()? };
+        let (master_port, reserved) = if nodes > 1 { (next_to(address.port()), None) } else { reserve()? };
         Ok(Self {
             server: Some(server),
             address,
@@ -85,6 +84,11 @@ impl RendezvousHost {
             _reserved: reserved,
         })
     }
+}
+
+/// Returns the port that every node can derive from that of the rendezvous, for programs that listen themselves.
+const fn next_to(port: u16) -> u16 {
+    if port == u16::MAX { port - 1 } else { port + 1 }
 }
 
 /// Binds once, and serves on the bound listener.
@@ -129,4 +133,14 @@ fn reserve() -> Result<(u16, Option<Socket>), LaunchError> {
         Ok((port, Some(socket)))
     };
     held().map_err(LaunchError::system::<std::io::Error>("no port for MASTER_PORT"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_port_has_a_neighbour_too() {
+        assert_eq!((next_to(29500), next_to(u16::MAX)), (29501, 65534));
+    }
 }

@@ -5,11 +5,10 @@ use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use rustix::process::{
-    Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
+    Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
 };
 use rustix::thread::CpuSet;
 use ryzanstein_process_group::{Epoch, Rank};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::affinity;
@@ -17,16 +16,18 @@ use super::core::{Action, Core, Event, Exit, FirstFailure, Origin, Outcome, Poli
 use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
-use super::launcher::PassedOn;
+use super::launcher::{FILE_TOO_LARGE, FOR_RANKS, Signals, TO_END};
 use super::node_heartbeat::{self, NodeHeartbeat, NodeNotice, Nodes};
-use super::output::{self, Output};
+use super::output::{self, Log, Output};
 use super::proc;
-use super::rank_process::{RankProcess, exit, raw};
+use super::rank_process::{RankProcess, exit, raw, running};
 use super::rendezvous_host::RendezvousHost;
 use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name};
+use super::spawn::Resources;
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
 use crate::status::{self, Endpoint, Question, wire};
+use crate::table::printable;
 use crate::{catalogue, console, heartbeat};
 
 /// Time after the first failure in which the other ranks may exit with an error of their own.
@@ -55,7 +56,8 @@ pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<Cl
         .map_err(LaunchError::system("no runtime"))?;
     runtime.block_on(async {
         // First, because these signals would end this process.
-        let passed_on = PassedOn::listen().map_err(LaunchError::system("cannot listen to signals"))?;
+        let passed_on =
+            Signals::listen(FOR_RANKS).map_err(LaunchError::system("cannot listen to signals"))?;
         Supervisor::new(job)?.supervise(lifeline, passed_on).await
     })
 }
@@ -72,6 +74,8 @@ struct Supervisor<'a> {
     descriptors: Rlimit,
     /// The processors of each rank of this node; empty if they share those of this process.
     processors: Vec<CpuSet>,
+    /// The logs of each rank, if the user wants them.
+    logs: BTreeMap<Rank, [Log; 2]>,
     left_over: Vec<String>,
     /// What the other ranks did when the first of this epoch failed.
     states: BTreeMap<Rank, String>,
@@ -81,6 +85,8 @@ struct Supervisor<'a> {
     beats: Option<NodeHeartbeat>,
     /// The reason why this node lost the others.
     cut_off: Option<String>,
+    /// True while the ranks are stopped because the launcher is.
+    suspended: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -95,14 +101,8 @@ impl<'a> Supervisor<'a> {
             Resource::Nofile,
             Rlimit { current: descriptors.maximum, maximum: descriptors.maximum },
         );
-        for rank in &ranks {
-            if let Some(folder) = job.log_folder(*rank) {
-                std::fs::create_dir_all(&folder).map_err(LaunchError::system::<io::Error>(format!(
-                    "--log-dir: cannot create {}",
-                    folder.display()
-                )))?;
-            }
-        }
+        let open = |rank: &Rank| Some(Log::open(*rank, &job.log_folder(*rank)?).map(|logs| (*rank, logs)));
+        let logs = ranks.iter().filter_map(open).collect::<Result<_, _>>()?;
         let policy = Policy {
             grace: job.config.launch.grace,
             exit_window: EXIT_WINDOW,
@@ -119,25 +119,26 @@ impl<'a> Supervisor<'a> {
             started: Instant::now(),
             processes: BTreeMap::new(),
             descriptors,
+            logs,
             left_over: Vec::new(),
             states: BTreeMap::new(),
             killed_before: None,
             beats: None,
             cut_off: None,
+            suspended: false,
         })
     }
 
     async fn supervise(
         mut self,
         lifeline: Option<impl Read + Send + 'static>,
-        mut passed_on: PassedOn,
+        mut passed_on: Signals,
     ) -> Result<ClosingReport, LaunchError> {
-        let listen = |kind| signal(kind).map_err(LaunchError::system("cannot listen to signals"));
-        let mut child = listen(SignalKind::child())?;
-        let mut interrupt = listen(SignalKind::interrupt())?;
-        let mut terminate = listen(SignalKind::terminate())?;
-        let mut hangup = listen(SignalKind::hangup())?;
-        let mut lifeline_closed = watch(lifeline);
+        let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]))
+            .map_err(LaunchError::system("cannot listen to signals"))?;
+        let launcher = lifeline.as_ref().and_then(|_| rustix::process::getppid());
+        let mut lifeline_closed =
+            watch(lifeline).map_err(LaunchError::system("no thread for the launcher's lifeline"))?;
         let mut endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -163,10 +164,11 @@ impl<'a> Supervisor<'a> {
             let event = tokio::select! {
                 // Exits of ranks first: a signal sent to the whole process group must not hide them.
                 biased;
-                _ = child.recv() => None,
-                _ = interrupt.recv() => Some(Event::Interrupted(number::INTERRUPT)),
-                _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
-                _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
+                signal = signals.recv() => match signal {
+                    Signal::CHILD => None,
+                    FILE_TOO_LARGE => continue,
+                    asked => Some(Event::Interrupted(asked.as_raw())),
+                },
                 signal = passed_on.recv() => {
                     self.pass_on(signal);
                     continue;
@@ -182,6 +184,7 @@ impl<'a> Supervisor<'a> {
                     continue;
                 }
                 _ = look.tick() => {
+                    self.follow(launcher);
                     self.look();
                     if let Some(Err(error)) = endpoint.as_mut().map(Endpoint::renew) {
                         tell(&format!("the socket of `ryz status` has gone: {error}"));
@@ -197,7 +200,7 @@ impl<'a> Supervisor<'a> {
                 }
             };
             if matches!(event, Some(Event::LifelineClosed)) {
-                lifeline_closed = watch(None::<io::Empty>);
+                lifeline_closed = Box::pin(std::future::pending());
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -225,6 +228,31 @@ impl<'a> Supervisor<'a> {
         });
     }
 
+    /// Stops the ranks while the launcher is stopped, as by Ctrl-Z, and continues them with it.
+    fn follow(&mut self, launcher: Option<Pid>) {
+        let process = launcher.and_then(|pid| proc::Process::read(raw(pid)));
+        let is_stopped = process.is_some_and(|process| process.state == 'T');
+        if is_stopped != self.suspended {
+            self.suspended = is_stopped;
+            self.signal(if is_stopped { Signal::STOP } else { Signal::CONT });
+            let told = if is_stopped { "are stopped with it (fg or bg continues them)" } else { "continue" };
+            tell(&format!(
+                "the launcher {}; the ranks {told}",
+                if is_stopped { "is stopped" } else { "continues" }
+            ));
+        }
+    }
+
+    /// Sends a signal to the process group of each rank that runs.
+    fn signal(&self, signal: Signal) {
+        for process in self.processes.values().filter(|process| process.exit.is_none()) {
+            // Not reaped yet, so the kernel cannot have given its pid to another process.
+            if let Some(pid) = process.pid {
+                let _ = kill_process_group(pid, signal);
+            }
+        }
+    }
+
     /// Serves the state of the job. A job without this service is better than none.
     fn serve_status(&self) -> Option<Endpoint> {
         let folder = self.job.status_folder.as_ref()?;
@@ -235,7 +263,7 @@ impl<'a> Supervisor<'a> {
 
     /// Tells the user of troubles of ranks that run.
     fn look(&mut self) {
-        if !self.core.is_running() {
+        if !self.core.is_running() || self.suspended {
             return;
         }
         let seen = self.seen();
@@ -367,14 +395,13 @@ impl<'a> Supervisor<'a> {
         let what = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
         let mut seen = Vec::new();
         while let Ok(Some((pid, status))) = wait(what) {
-            let found = self.processes.iter_mut().find(|(_, process)| process.pid == Some(pid));
-            let Some((rank, process)) = found else { continue };
-            if let Some(exit) = exit(status)
-                && process.exit.replace(exit).is_some()
-            {
+            let Some((rank, process)) = running(&mut self.processes, pid) else { continue };
+            if let Some(exit) = exit(status) {
+                process.exit = Some(exit);
+            } else if self.suspended {
                 continue;
             }
-            seen.push((*rank, status));
+            seen.push((rank, status));
         }
         let has_failed = |process: &&RankProcess| process.exit.is_some_and(|exit| !exit.is_success());
         let ended = seen.iter().filter_map(|(rank, _)| self.processes.get(rank)).filter(has_failed);
@@ -452,11 +479,8 @@ impl<'a> Supervisor<'a> {
             }
             Action::TellContinued(rank) => tell(&format!("rank {rank} continues")),
             Action::Signal(number) => {
-                for process in self.processes.values().filter(|process| process.exit.is_none()) {
-                    // Not reaped yet, so the kernel cannot have given its pid to another process.
-                    if let (Some(pid), Some(signal)) = (process.pid, Signal::from_named_raw(number)) {
-                        let _ = kill_process_group(pid, signal);
-                    }
+                if let Some(signal) = Signal::from_named_raw(number) {
+                    self.signal(signal);
                 }
             }
             Action::Kill => descendants::kill(),
@@ -480,15 +504,15 @@ impl<'a> Supervisor<'a> {
         self.watch.clear();
         let mut actions = Vec::new();
         for (local_rank, rank) in self.job.ranks().unwrap_or_default().map(Rank).enumerate() {
-            let (descriptors, processors) = (self.descriptors, self.processors.get(local_rank).copied());
+            let processors = self.processors.get(local_rank).copied();
             let process = RankProcess::spawn(
                 self.job,
                 &self.rendezvous,
                 &self.output,
                 rank,
                 epoch,
-                descriptors,
-                processors,
+                self.logs.get(&rank).cloned().map_or([None, None], |logs| logs.map(Some)),
+                Resources { descriptors: self.descriptors, processors },
             )
             .unwrap_or_else(|error| {
                 let program = self.job.program.display();
@@ -513,8 +537,8 @@ impl<'a> Supervisor<'a> {
     fn end_leftovers(&mut self) {
         let processes = &mut self.processes;
         self.left_over = descendants::sweep(|pid, status| {
-            for process in processes.values_mut().filter(|process| process.pid == Some(pid)) {
-                process.exit = process.exit.or(exit(status));
+            if let Some((_, process)) = running(processes, pid) {
+                process.exit = exit(status);
             }
         });
         let readers: Vec<_> =
@@ -588,11 +612,11 @@ impl<'a> Supervisor<'a> {
             pid,
             exit_code,
             signal,
-            last_output: told.filter(|text| *text != cause && own.is_none()),
+            last_output: told.filter(|text| *text != cause && own.is_none()).map(|text| printable(&text)),
             state: self.states.get(&rank).filter(|_| exit.is_none() && stopped.is_none()).cloned(),
             is_reported: own.is_some() && exit.is_some(),
             others_ran: exit.is_some_and(Exit::is_success),
-            cause,
+            cause: printable(&cause),
             last_call,
             joined: self.rendezvous.server.as_ref().is_some_and(Server::joined),
         }
@@ -645,15 +669,17 @@ fn tell(message: &str) {
 }
 
 /// Resolves when the lifeline closes; never, if there is none.
-fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn Future<Output = ()>>> {
-    let Some(mut lifeline) = lifeline else { return Box::pin(std::future::pending()) };
+fn watch(
+    lifeline: Option<impl Read + Send + 'static>,
+) -> io::Result<std::pin::Pin<Box<dyn Future<Output = ()>>>> {
+    let Some(mut lifeline) = lifeline else { return Ok(Box::pin(std::future::pending())) };
     let (ended, end) = oneshot::channel();
-    std::thread::spawn(move || {
+    std::thread::Builder::new().name("ryz-lifeline".into()).spawn(move || {
         let _ = io::copy(&mut lifeline, &mut io::sink());
         console::shorten_flush_timeout();
         let _ = ended.send(());
-    });
-    Box::pin(async move { drop(end.await) })
+    })?;
+    Ok(Box::pin(async move { drop(end.await) }))
 }
 
 /// Resolves at a request for the state of the job.

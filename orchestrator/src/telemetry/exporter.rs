@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use ryzanstein_process_group::{AdmissionToken, HalfOpen};
+use ryzanstein_process_group::{AdmissionToken, HalfOpen, RuntimeThread};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -27,22 +27,20 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// Serves on a separate thread until the process ends. Returns the address.
 pub(super) fn serve(listener: TcpListener, page: PrometheusHandle) -> io::Result<SocketAddr> {
     let address = listener.local_addr()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    std::thread::Builder::new().name("ryz-metrics".into()).spawn(move || {
-        runtime.block_on(async {
-            let fold = page.clone();
-            tokio::spawn(async move {
-                loop {
-                    sleep(UPKEEP).await;
-                    fold.run_upkeep();
-                }
-            });
-            match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => accept(listener, &page).await,
-                Err(error) => tracing::error!(%error, "cannot serve metrics"),
-            }
-        });
-    })?;
+    let runtime = RuntimeThread::start("ryz-metrics")?.detach();
+    let fold = page.clone();
+    runtime.spawn(async move {
+        loop {
+            sleep(UPKEEP).await;
+            fold.run_upkeep();
+        }
+    });
+    let listener = {
+        // A tokio listener belongs to the runtime in whose context it is created.
+        let _context = runtime.enter();
+        tokio::net::TcpListener::from_std(listener)?
+    };
+    runtime.spawn(async move { accept(listener, &page).await });
     Ok(address)
 }
 

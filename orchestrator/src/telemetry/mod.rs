@@ -6,6 +6,7 @@ mod exporter;
 mod logs;
 mod otlp;
 
+use std::io;
 use std::net::SocketAddr;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
@@ -154,7 +155,13 @@ pub fn serve_metrics(
 ) -> Result<Option<SocketAddr>, TelemetryError> {
     let Some(mut address) = config.address else { return Ok(None) };
     if address.port() != 0 {
-        address.set_port(address.port().saturating_add(local_rank));
+        let port = address.port().checked_add(local_rank).ok_or_else(|| {
+            let why = format!(
+                "local rank {local_rank} is added to the port, and ports end at 65535; choose a lower one"
+            );
+            TelemetryError::Metrics { key: "metrics.address", address, source: io::Error::other(why) }
+        })?;
+        address.set_port(port);
     }
     let rank = origin.rank.unwrap_or(0).to_string();
     let address = serve("metrics.address", address, PrometheusBuilder::new().add_global_label("rank", rank))?;
@@ -214,5 +221,9 @@ mod tests {
         let mut page = String::new();
         stream.read_to_string(&mut page).expect("answered");
         assert!(page.contains("ryz_info{rank=\"5\""), "{page}");
+        let last = SocketAddr::new(free.ip(), u16::MAX);
+        let config = MetricsConfig { address: Some(last), ..MetricsConfig::default() };
+        let error = serve_metrics(&config, &origin, 1).expect_err("no such port").to_string();
+        assert!(error.contains("local rank 1 is added to the port"), "{error}");
     }
 }

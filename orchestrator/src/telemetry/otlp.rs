@@ -13,7 +13,7 @@ use tracing_subscriber::layer::Layer as _;
 
 use super::{BoxedLayer, Origin, TelemetryError, logs};
 use crate::rendezvous::Environment;
-use crate::rendezvous::runtime_thread::RuntimeThread;
+use ryzanstein_process_group::RuntimeThread;
 
 /// Timeout of a collector for the last spans at the end of a process: less than the time that a launcher gives ranks to exit
 /// after a failure.

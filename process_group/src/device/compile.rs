@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::nvrtc::sys::nvrtcProgram;
+use ryzanstein_config::{ByteSize, file};
 use sha2::{Digest, Sha256};
 
 use super::context::Context;
@@ -21,6 +22,9 @@ use super::libraries::Libraries;
 use super::nvrtc::Nvrtc;
 use super::symbols::foreign;
 use super::symbols::{Version, hex, text};
+
+/// Maximum size of a cached module, far more than any takes.
+const LARGEST_MODULE: ByteSize = ByteSize::mib(256);
 
 /// The compiler for one GPU, with the modules that it has compiled.
 pub struct Kernels {
@@ -55,7 +59,7 @@ impl Kernels {
             return Ok(Arc::clone(module));
         }
         let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
-        let kept = file.as_deref().and_then(|f| std::fs::read(f).ok());
+        let kept = file.as_deref().and_then(|f| file::read_trusted(f, LARGEST_MODULE).ok());
         // A cached file that is damaged or does not load is compiled again.
         let module =
             kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?.to_vec()).ok());
@@ -140,11 +144,11 @@ fn unsealed(kept: &[u8]) -> Option<&[u8]> {
 }
 
 /// Writes the file completely or not at all. Others may write the same file at the same time.
-fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
+fn keep(path: &Path, code: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    let folder = file.parent().unwrap_or(Path::new("."));
+    let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    ryzanstein_config::file::replace(file, &sealed(code))
+    file::replace(path, &sealed(code))
 }
 
 fn status(nvrtc: &Nvrtc, code: i32) -> String {

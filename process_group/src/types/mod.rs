@@ -1,4 +1,4 @@
-//! Values that all other modules use: ranks, element types, operations, units, names of metrics. This module does not depend on
+//! What all other modules use: ranks, element types, operations, units, names of metrics, threads. This module does not depend on
 //! groups.
 
 pub(crate) mod aligned;
@@ -11,5 +11,6 @@ pub mod metric_names;
 pub(crate) mod operation;
 pub(crate) mod panic;
 pub(crate) mod rank;
+pub(crate) mod runtime_thread;
 pub(crate) mod sync;
 pub mod units;

@@ -29,6 +29,9 @@ pub(crate) struct Args {
 /// Maximum number of bytes of a log that are explained.
 const MOST_BYTES: usize = 64 << 20;
 
+/// Number of bytes after which a log is taken to be endless, such as a device.
+const LONGEST_LOG: u64 = 16 << 30;
+
 /// Advice if nothing is known.
 const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` lists those that are known. Errors of NCCL say more \
                        with NCCL_DEBUG=WARN, ours with RYZ_LOG__LEVEL=debug, and `ryz doctor` examines this machine";
@@ -45,7 +48,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
     let found = match args.text.as_slice() {
         [dash] if dash == "-" => {
-            let log = read_end(io::stdin().lock(), MOST_BYTES).context("cannot read standard input")?;
+            let log = read_end(io::stdin().lock(), MOST_BYTES, LONGEST_LOG)
+                .context("cannot read standard input")?;
             if log.skipped_bytes > 0 {
                 eprintln!(
                     "ryz: the log is longer than {} MiB: its first {} bytes ({} lines) are skipped",
@@ -80,8 +84,9 @@ struct LogEnd {
     skipped_lines: usize,
 }
 
-/// Reads the last whole lines of a log, at most `most` bytes of it, and holds a small multiple of that in memory.
-fn read_end(mut log: impl Read, most: usize) -> io::Result<LogEnd> {
+/// Reads the last whole lines of a log, at most `most` bytes of it, and holds a small multiple of that in memory. Refuses a log of
+/// more than about `longest` bytes.
+fn read_end(mut log: impl Read, most: usize, longest: u64) -> io::Result<LogEnd> {
     let mut read = LogEnd { end: Vec::new(), skipped_bytes: 0, skipped_lines: 0 };
     loop {
         let room = 2 * most - read.end.len();
@@ -89,6 +94,12 @@ fn read_end(mut log: impl Read, most: usize) -> io::Result<LogEnd> {
         read.skip(read.end.len().saturating_sub(most));
         if count < room {
             break;
+        }
+        if read.skipped_bytes > longest {
+            return Err(io::Error::other(format!(
+                "it does not end after {} MiB; give the end of the log: tail -c 64M LOG | ryz explain -",
+                longest >> 20
+            )));
         }
     }
     if read.skipped_bytes > 0 {
@@ -113,7 +124,7 @@ mod tests {
     use super::*;
 
     fn end(log: &[u8], most: usize) -> (Vec<u8>, u64, usize) {
-        let LogEnd { end, skipped_bytes, skipped_lines } = read_end(log, most).expect("read");
+        let LogEnd { end, skipped_bytes, skipped_lines } = read_end(log, most, u64::MAX).expect("read");
         (end, skipped_bytes, skipped_lines)
     }
 
@@ -126,10 +137,16 @@ mod tests {
     }
 
     #[test]
+    fn what_never_ends_is_refused() {
+        let error = read_end(io::repeat(0), 1 << 20, 64 << 20).expect_err("endless").to_string();
+        assert!(error.contains("does not end after 64 MiB") && error.contains("tail -c"), "{error}");
+    }
+
+    #[test]
     fn any_amount_is_read_in_bounded_memory() {
         let line = b"nothing is wrong\n";
         let log = io::repeat(b'\n').take(1 << 22).chain(&line[..]);
-        let log = read_end(log, 1 << 10).expect("read");
+        let log = read_end(log, 1 << 10, u64::MAX).expect("read");
         assert!(log.end.capacity() <= 4 << 10, "{}", log.end.capacity());
         assert!(log.end.ends_with(line) && log.end.len() <= 1 << 10);
         assert_eq!(log.skipped_bytes, (1 << 22) + line.len() as u64 - log.end.len() as u64);

@@ -31,7 +31,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
-use ryzanstein_orchestrator::table::Tone;
+use ryzanstein_orchestrator::table::{Tone, printable};
 use ryzanstein_orchestrator::telemetry::TelemetryError;
 use ryzanstein_orchestrator::{catalogue, console};
 use ryzanstein_tensor_parallel::generate::catches_panics;
@@ -166,6 +166,7 @@ pub fn run() -> ExitCode {
             let (screen, message) = (screen.stderr(), chain(&error));
             let explanation = catalogue::explain(&message).filter(|_| !is_explained);
             let lines = explanation.map_or_else(String::new, |it| it.lines("cause", screen));
+            let message = printable(&message);
             let text = format!("{} {message}\n{lines}", screen.paint(Tone::Bad, "error:"));
             if is_supervisor {
                 console::stderr().say(&text);

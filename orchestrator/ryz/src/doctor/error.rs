@@ -61,6 +61,9 @@ pub enum TrialError {
     /// The error of the first rank that failed.
     #[error(transparent)]
     Rank(#[from] ryzanstein_process_group::Error),
+    /// The system has no thread for a rank.
+    #[error("no thread for a rank: {0}")]
+    Thread(#[source] io::Error),
     /// A rank panicked.
     #[error("a rank panicked")]
     Panicked,

@@ -29,6 +29,11 @@ fn settings_files_that_are_none_are_refused() {
 }
 
 #[test]
+fn settings_of_other_users_are_refused() {
+    check(&settings::of_others());
+}
+
+#[test]
 fn ranks_that_cannot_meet_are_refused() {
     check(&settings::joining());
 }

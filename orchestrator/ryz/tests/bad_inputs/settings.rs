@@ -128,6 +128,11 @@ pub(crate) fn variables() -> Vec<Case> {
             cases.push(Case::new("config show", &words).variable(&name, value));
         }
     }
+    // Errors quote what was given: not all of it, and nothing that changes the terminal.
+    for value in ["x".repeat(100_000), "\x1b]0;title\x07\x1b[31m1".into()] {
+        let case = Case::new("config show", &["RYZ_JOB__WORLD_SIZE", "from 1 to 65536"]).without("\x1b");
+        cases.push(case.variable("RYZ_JOB__WORLD_SIZE", &value).named("quoted"));
+    }
     let unknown = |name: &str, nearest: &str| {
         Case::new("config show", &["unknown setting", name, "did you mean", nearest]).variable(name, "1")
     };
@@ -193,6 +198,13 @@ pub(crate) fn files() -> Vec<Case> {
         toml("\"job.name\" = 'x'\n", &["unknown setting", "did you mean `job.name`"]),
         toml("[job]\nnmae = 'x'\n[log]\nformat = 'xml'\n", &["2 problems", "job.nmae", "log.format"]),
         toml("[[job]]\nname = 'x'\n", &["`job`"]),
+        toml("\"\\u001b[31mx\" = 1\n", &["unknown setting: `x`"]).without("\x1b"),
+        Case::new("config show --config {}/a.toml", &["20000 problems", "more characters"])
+            .named("many unknown settings")
+            .file(
+                "a.toml",
+                (0..20_000).map(|number| format!("z{number} = 1\n")).collect::<Vec<_>>().concat(),
+            ),
         Case::new("config show --config {}/a.toml", &["{}/a.toml", "not UTF-8 text", "is it the right one?"])
             .file("a.toml", vec![0xff, 0xfe]),
         Case::new("config show --config /no/such/file", &["/no/such/file", "No such file"]),
@@ -208,9 +220,31 @@ pub(crate) fn files() -> Vec<Case> {
         (Content::Socket, "this is a socket"),
         (Content::Device, "this is a device"),
         (Content::Sparse(1 << 40), "more than 1MiB"),
+        (Content::Writable("[job]"), "it has mode 0666, so other users can write it"),
     ] {
         let words = ["the configuration file {}/a.toml", word];
         cases.push(Case::new("config show --config {}/a.toml", &words).named(word).file("a.toml", content));
+    }
+    cases
+}
+
+/// Settings of other users: none of the libraries that they name may be loaded.
+pub(crate) fn of_others() -> Vec<Case> {
+    const LIBRARY: &str = "[device]\ncuda = '/no/such/libcuda.so.1'\n";
+    let mut contents = vec![(Content::Writable(LIBRARY), "it has mode 0666, so other users can write it")];
+    if rustix::process::geteuid().is_root() {
+        contents.push((Content::Foreign(LIBRARY), "it belongs to user 65534, not to user 0 or root"));
+    } else {
+        eprintln!("skipped: only root can make a file of another user");
+    }
+    let commands = ["doctor", "launch -n 1 -- true", "launch -n 1", "check", "config show", "tune --nccl"];
+    let mut cases = Vec::new();
+    for (content, why) in contents {
+        for command in commands {
+            let words = ["cannot read the configuration file ryzanstein.toml: ", why];
+            let case = Case::new(command, &words).named(why).without("libcuda");
+            cases.push(case.file("ryzanstein.toml", content.clone()));
+        }
     }
     cases
 }

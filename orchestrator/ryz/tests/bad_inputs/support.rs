@@ -1,6 +1,7 @@
 //! One case: what is given to `ryz`, and what it must answer.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,6 +20,9 @@ const ADDRESSES_KIB: u64 = 8 << 20;
 /// Nobody reads more than this of an error.
 const LONGEST_OUTPUT: usize = 4000;
 
+/// A user other than that of the tests.
+const NOBODY: u32 = 65534;
+
 /// What lies at a path.
 #[derive(Clone)]
 pub(crate) enum Content {
@@ -29,6 +33,10 @@ pub(crate) enum Content {
     Device,
     /// So many bytes that nobody wrote.
     Sparse(u64),
+    /// A file that every user may write.
+    Writable(&'static str),
+    /// A file of another user. Only root can make one.
+    Foreign(&'static str),
     Absent,
 }
 
@@ -64,6 +72,14 @@ impl Content {
             Self::Folder => std::fs::create_dir(path).expect("a folder"),
             Self::Device => std::os::unix::fs::symlink("/dev/zero", path).expect("a link"),
             Self::Sparse(length) => File::create(path).expect("a file").set_len(*length).expect("as long"),
+            Self::Writable(text) => {
+                std::fs::write(path, text).expect("written");
+                std::fs::set_permissions(path, PermissionsExt::from_mode(0o666)).expect("chmod");
+            }
+            Self::Foreign(text) => {
+                std::fs::write(path, text).expect("written");
+                std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("given away by root");
+            }
             Self::Absent => {}
         }
     }

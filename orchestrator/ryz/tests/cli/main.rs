@@ -1,5 +1,6 @@
 //! The `ryz` command as a user meets it: real processes, real signals, real models.
 
+mod attacks;
 mod bench;
 mod bench_vary;
 mod blame;

@@ -107,10 +107,25 @@ fn ctrl_c_is_passed_on_and_the_second_kills() {
         [Action::Signal(signal::INTERRUPT)]
     );
     assert_eq!(core.handle(ms(10), ends(0, Exit::Code(1))), []);
-    assert_eq!(core.handle(ms(20), Event::Interrupted(signal::INTERRUPT)), [Action::Kill]);
-    let actions = core.handle(ms(30), ends(1, Exit::Signal(9)));
+    assert_eq!(core.handle(ms(120), Event::Interrupted(signal::INTERRUPT)), [Action::Kill]);
+    let actions = core.handle(ms(130), ends(1, Exit::Signal(9)));
     let outcome = outcome(&actions);
     assert_eq!((outcome.exit_code, outcome.first_failure, outcome.interrupted), (130, None, Some(2)));
+}
+
+#[test]
+fn neither_two_signals_at_once_nor_a_second_request_to_end_take_the_grace_away() {
+    const HANGUP: i32 = 1;
+    let cases = [(signal::TERMINATE, 0), (signal::TERMINATE, 4000), (HANGUP, 4000), (signal::INTERRUPT, 0)];
+    for (signal, later) in cases {
+        let mut core = job(2, 3);
+        assert_eq!(core.handle(ms(0), Event::Interrupted(signal)), [Action::Signal(signal)]);
+        assert_eq!(core.handle(ms(later), Event::Interrupted(signal)), [], "{signal} after {later} ms");
+        assert_eq!(core.next_deadline(), Some(ms(5000)));
+    }
+    let mut core = job(2, 3);
+    core.handle(ms(0), Event::Interrupted(signal::TERMINATE));
+    assert_eq!(core.handle(ms(4000), Event::Interrupted(signal::INTERRUPT)), [Action::Kill], "Ctrl-C does");
 }
 
 #[test]

@@ -22,6 +22,8 @@ use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,
     readlink,
 };
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 /// The name of the memory in the system's lists of mappings and descriptors.
 const NAME: &str = "ryz-shared";
@@ -53,6 +55,10 @@ impl Segment {
         // Systems may require that memory cannot be executed. Kernels before Linux 6.3 do not know the flag.
         let file =
             memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(NAME, flags))?;
+        // Beyond this limit, the system does not only refuse: its signal ends the process.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| (len as u64) > most) {
+            return Err(Errno::FBIG.into());
+        }
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;

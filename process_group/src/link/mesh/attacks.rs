@@ -250,7 +250,7 @@ async fn outsider(address: SocketAddr) -> TcpStream {
 #[test]
 fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
     with_room_for(HalfOpen::at_most(1), security(EncryptionChoice::Auto), &["evicted"], async |address| {
-        let mut silent = unix::dial(address, geteuid()).unwrap().expect("a Unix socket");
+        let mut silent = unix::dial(address, geteuid()).expect("a Unix socket");
         silent.read_exact(&mut [0; CHALLENGE]).await.unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::Auto))));
         let link = dialler.dial(address, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");

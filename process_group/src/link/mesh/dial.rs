@@ -97,7 +97,7 @@ impl Dialler {
         same_host: bool,
         id: &LinkId,
     ) -> Result<Channel, HandshakeError> {
-        if same_host && let Some(stream) = unix::dial(address, geteuid())? {
+        if same_host && let Some(stream) = unix::dial(address, geteuid()) {
             let here = self.0.security.protection_within_host();
             return self.0.dial(stream, here, id).await;
         }

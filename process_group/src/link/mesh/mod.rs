@@ -17,11 +17,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::link::security::{Channel, Security, Socket};
@@ -29,6 +25,7 @@ use crate::link::wire::hello::LinkId;
 use crate::membership::half_open::HalfOpen;
 use crate::membership::roster::{Member, Secret};
 use crate::types::rank::{Epoch, Rank};
+use crate::types::runtime_thread::RuntimeThread;
 use crate::types::sync::lock;
 use accept::Acceptor;
 use arrivals::Arrivals;
@@ -85,10 +82,8 @@ pub(crate) struct Mesh {
     socket_buffer: Option<usize>,
     dialler: Dialler,
     arrivals: Arc<Arrivals>,
-    /// The runtime that accepts and dials links.
-    runtime: Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread that accepts and dials links.
+    runtime: RuntimeThread,
 }
 
 /// The process of a member has ended.
@@ -125,40 +120,19 @@ impl Mesh {
         settings: &Settings,
     ) -> Result<Self> {
         let arrivals = Arc::new(Arrivals::default());
-        let (stop, stopped) = oneshot::channel();
         let Settings { handshake, socket_buffer, ref security } = *settings;
         let security = security.clone();
         let prover = Arc::new(Prover { secret, security, limit: handshake });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
-        let failed = |error| Error::system("cannot start accepting links")(error);
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
-        let handle = runtime.handle().clone();
-        let thread = std::thread::Builder::new()
-            .name("ryz-accept".into())
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        () = acceptor.accept(bound, HalfOpen::default()) => {}
-                        _ = stopped => {}
-                    }
-                });
-            })
-            .map_err(failed)?;
-        Ok(Self {
-            epoch,
-            me,
-            socket_buffer,
-            dialler: Dialler(prover),
-            arrivals,
-            runtime: handle,
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+        let runtime =
+            RuntimeThread::start("ryz-accept").map_err(Error::system("cannot start accepting links"))?;
+        runtime.handle().spawn(acceptor.accept(bound, HalfOpen::default()));
+        Ok(Self { epoch, me, socket_buffer, dialler: Dialler(prover), arrivals, runtime })
     }
 
     /// Returns a check of whether the processes of other ranks respond.
     pub(crate) fn liveness(&self) -> Liveness {
-        Liveness(self.runtime.clone())
+        Liveness(self.runtime.handle().clone())
     }
 
     /// Connects this rank with all other members of a group. All members call this; the higher global rank dials.
@@ -239,7 +213,7 @@ impl Mesh {
             let id = LinkId::new(self.epoch, group, self.me, member.rank);
             let (dialler, sender) = (self.dialler.clone(), sender.clone());
             let same_host = my_host == Some(&member.host);
-            self.runtime.spawn(async move {
+            self.runtime.handle().spawn(async move {
                 let _ = sender.send((index, dialler.dial(address, same_host, &id, deadline).await));
             });
         }
@@ -283,7 +257,7 @@ impl Mesh {
         let gone = Arc::new(AtomicBool::new(false));
         let look = member.data_address.map(|address| {
             let (gone, arrivals) = (Arc::clone(&gone), Arc::clone(&self.arrivals));
-            self.runtime.spawn(async move {
+            self.runtime.handle().spawn(async move {
                 Dialler::until_gone(address).await;
                 gone.store(true, Ordering::Release);
                 let _links = lock(&arrivals.links);
@@ -316,17 +290,6 @@ impl Mesh {
                 return Ok(None);
             }
             links = self.arrivals.arrived.wait_timeout(links, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
-
-impl Drop for Mesh {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
     }
 }

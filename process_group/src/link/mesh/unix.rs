@@ -1,7 +1,8 @@
 //! Unix sockets between ranks of one host: a message takes a fifth of its time through the network stack.
 //!
 //! A rank listens under an abstract name that contains the address of its data plane. Such a name belongs to one network namespace,
-//! like the address, and disappears with the process. If no process listens under it, ranks connect through TCP.
+//! like the address, and disappears with the process. Any user of the host may take it first, or fill its backlog: if it leads
+//! to no process of this user at once, ranks connect through TCP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,23 +26,18 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Connects with the process whose data plane is at this address. Returns `None` if that is impossible here, or if another user
-/// than `user` listens under the name.
-///
-/// # Errors
-/// `EAGAIN` while more connections wait to be accepted than the system allows.
-pub(super) fn dial(address: SocketAddr, user: Uid) -> io::Result<Option<UnixStream>> {
-    let socket = match connected(address) {
-        Ok(socket) => socket,
-        Err(Errno::AGAIN) => return Err(Errno::AGAIN.into()),
-        Err(error) => {
-            tracing::debug!(%address, %error, "no Unix socket leads there: the link goes through TCP");
-            return Ok(None);
-        }
+/// Connects with the process whose data plane is at this address. Returns `None` if that is impossible here and now, or if
+/// another user than `user` listens under the name.
+pub(super) fn dial(address: SocketAddr, user: Uid) -> Option<UnixStream> {
+    let connected = || {
+        let stream = UnixStream::from_std(connected(address)?.into())?;
+        let is_theirs = stream.peer_cred()?.uid() != user.as_raw();
+        Ok::<_, io::Error>((!is_theirs).then_some(stream))
     };
-    let stream = UnixStream::from_std(socket.into())?;
-    let is_theirs = stream.peer_cred()?.uid() != user.as_raw();
-    Ok((!is_theirs).then_some(stream))
+    connected().unwrap_or_else(|error| {
+        tracing::debug!(%address, %error, "no Unix socket leads there: the link goes through TCP");
+        None
+    })
 }
 
 fn connected(address: SocketAddr) -> Result<OwnedFd, Errno> {
@@ -65,12 +61,25 @@ mod tests {
         let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = port.local_addr().unwrap();
         let (mine, others) = (geteuid(), Uid::from_raw(geteuid().as_raw() + 1));
-        assert!(dial(address, mine).unwrap().is_none());
+        assert!(dial(address, mine).is_none());
         let listener = listen(address).unwrap();
-        assert!(dial(address, mine).unwrap().is_some());
-        assert!(dial(address, others).unwrap().is_none());
+        assert!(dial(address, mine).is_some());
+        assert!(dial(address, others).is_none());
         assert_eq!(listen(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
-        assert!(dial(address, mine).unwrap().is_none());
+        assert!(dial(address, mine).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_name_whose_backlog_is_full_leads_nowhere() {
+        let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = port.local_addr().unwrap();
+        let listener = listen(address).unwrap();
+        // Nobody accepts.
+        rustix::net::listen(&listener, 0).unwrap();
+        let waiting = connected(address).unwrap();
+        assert_eq!(connected(address).unwrap_err(), Errno::AGAIN);
+        assert!(dial(address, geteuid()).is_none());
+        drop(waiting);
     }
 }

@@ -59,13 +59,15 @@ pub fn try_all_reduce(
     own.rendezvous.timeout = PATIENCE;
     // Ranks of a job find libraries installed by pip through these variables.
     let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
+    let start = |rendezvous| {
+        let (config, search) = (own.clone(), search.clone());
+        std::thread::Builder::new().spawn(move || one_rank(&config, &rendezvous, &search))
+    };
     let threads: Vec<JoinHandle<_>> = MemoryRendezvous::new(ranks)
         .into_iter()
-        .map(|rendezvous| {
-            let (config, search) = (own.clone(), search.clone());
-            std::thread::spawn(move || one_rank(&config, &rendezvous, &search))
-        })
-        .collect();
+        .map(start)
+        .collect::<Result<_, _>>()
+        .map_err(TrialError::Thread)?;
     let outcomes: Vec<Result<TrialOutcome, TrialError>> =
         threads.into_iter().map(|thread| Ok(thread.join().map_err(|_| TrialError::Panicked)??)).collect();
     outcomes

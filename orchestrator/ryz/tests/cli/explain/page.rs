@@ -13,9 +13,8 @@ job.log` for a whole log. A command that fails adds the cause and the remedy to 
 not say them, and the closing report of `ryz launch` does so for the first failure. This page lists the same entries; for messages
 of other programs it has the remedy, and `ryz explain` also the cause.
 
-Messages appear here as the programs print them; names, numbers and paths will differ. Under a launcher, read the **closing
-report** first: it names the first failure, and the others after `then:`. The ranks' own errors are above it, with the prefix
-`[rank R]`. `RYZ_LOG__LEVEL=debug` shows more, and `NCCL_DEBUG=WARN` what NCCL says.
+Under a launcher, read the **closing report** first: it names the first failure, and the others after `then:`. The ranks' own
+errors are above it, with the prefix `[rank R]`. `RYZ_LOG__LEVEL=debug` shows more, and `NCCL_DEBUG=WARN` what NCCL says.
 ";
 
 /// A sentence: its first letter a capital, unless it begins with a name or with code, and a full stop.

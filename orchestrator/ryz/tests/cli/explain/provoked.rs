@@ -34,6 +34,13 @@ type Provocation = (&'static str, fn() -> String);
 const PROVOKED: &[Provocation] = &[
     ("unknown-setting", || ryz("config show", &[("RYZ_PROCESS_GROUP__TIMEUOT", "1s")])),
     ("bad-value", || ryz("config show", &[("RYZ_PROCESS_GROUP__TIMEOUT", "30")])),
+    ("untrusted-file", || {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("ryzanstein.toml");
+        std::fs::write(&file, "").expect("written");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).expect("chmod");
+        ryz(&format!("config show --config {}", file.display()), &[])
+    }),
     ("no-settings-file", || ryz("config show --config none.toml", &[])),
     ("secret-not-handed-down", || {
         ryz("check", &[("RYZ_RENDEZVOUS", "127.0.0.1:1"), ("RYZ_SECRET_FD", "999"), ("WORLD_SIZE", "1")])
