@@ -20,7 +20,7 @@ use ryzanstein_process_group::{
 pub fn config(backend: BackendChoice) -> Config {
     let mut config = Config::default();
     config.process_group.backend = backend;
-    config.process_group.timeout = Timeout::from_secs(60);
+    config.process_group.timeout = Timeout::from_secs(300);
     config
 }
 
@@ -188,7 +188,7 @@ pub fn distance(got: &[f32], want: &[f32]) -> f32 {
 }
 
 /// A generous deadline for things that should take milliseconds.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(120);
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A generous deadline, because the machine may be busy.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 /// The path of a program that cargo built into this test's target folder.
 pub(crate) fn built(program: &str) -> PathBuf {

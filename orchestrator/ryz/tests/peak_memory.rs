@@ -14,7 +14,7 @@ use ryzanstein_tensor_parallel::model::{TensorSpec, tensors};
 use ryzanstein_tests::fixtures::folder;
 use serde_json::{Value, json};
 
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 
 /// 310 MB in bf16.
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,

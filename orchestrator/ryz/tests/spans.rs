@@ -17,7 +17,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tonic::{Request, Response, Status};
 
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 
 type Requests = Arc<Mutex<Vec<ExportTraceServiceRequest>>>;
 

@@ -323,7 +323,7 @@ fn ranks_unreachable() -> String {
                 wanted: BackendChoice::Tcp,
                 capabilities: vec![Capability::usable(BackendKind::Tcp)],
             };
-            one.join(candidate, Instant::now() + Duration::from_secs(20)).map(|_| ()).expect("joined");
+            one.join(candidate, Instant::now() + Duration::from_secs(120)).map(|_| ()).expect("joined");
         });
         let builder = Orchestrator::builder()
             .set("process_group.backend", "tcp")
