@@ -157,11 +157,9 @@ mod tests {
         assert!(page.starts_with("<!doctype html>") && page.contains("4 ranks &lt;here&gt;"));
         assert_eq!(page.matches("<svg").count(), 2);
         assert!(page.contains("prefers-color-scheme: dark"));
-        for figure in [
-            "<th class=\"n\">median</th>",
-            "<td class=\"n\">20.5 us</td>",
-            "auto, 1 KB: 20.5 us</title>",
-        ] {
+        for figure in
+            ["<th class=\"n\">median</th>", "<td class=\"n\">20.5 us</td>", "auto, 1 KB: 20.5 us</title>"]
+        {
             assert!(page.contains(figure), "{figure}");
         }
         assert!(page.contains("all_reduce 100 MB &lt; 10 ms"), "{page}");

@@ -80,18 +80,14 @@ fn section(report: &Report, rows: &[&Row]) -> String {
     let (latency, bandwidth) = (latencies(report, rows), bandwidths(report, rows));
     let targets = targets(report, op);
     let plots = [
-        figure("Latency, median of the slowest rank", &Plot {
-            name: "latency",
-            curves: &latency,
-            targets: &targets,
-            unit: units::time,
-        }),
-        figure("Bus bandwidth", &Plot {
-            name: "bus bandwidth",
-            curves: &bandwidth,
-            targets: &[],
-            unit: gigabytes,
-        }),
+        figure(
+            "Latency, median of the slowest rank",
+            &Plot { name: "latency", curves: &latency, targets: &targets, unit: units::time },
+        ),
+        figure(
+            "Bus bandwidth",
+            &Plot { name: "bus bandwidth", curves: &bandwidth, targets: &[], unit: gigabytes },
+        ),
     ];
     let (columns, cells) = row_cells(rows.iter().copied(), report.judged);
     format!(
