@@ -55,7 +55,8 @@ impl Host {
         let left = (!is_given).then(|| shared.leave(&secret)).transpose();
         let shared = left.map_err(|error| {
             Error::Rendezvous(format!(
-                "cannot leave the secret for the other ranks in {}: {error}",
+                "cannot leave the secret for the other ranks in {}: {error}; set XDG_RUNTIME_DIR to a folder that you can write, \
+                 the same for every rank, or RYZ_SECRET_FILE to a file of 32 random bytes",
                 shared.folder().display()
             ))
         })?;
