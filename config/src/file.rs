@@ -129,7 +129,7 @@ fn distrust(owner: u32, group: u32, mode: u32, user: u32) -> Option<String> {
     if owner != user && owner != 0 {
         return Some(format!(
             "it belongs to user {owner}, not to user {user} or root, and would decide what this process runs or trusts; if you \
-             trust it, use a copy of your own"
+             trust it, run as user {owner}, or use a copy of your own"
         ));
     }
     // By convention, the group with the number of a user has no other members.
@@ -137,7 +137,7 @@ fn distrust(owner: u32, group: u32, mode: u32, user: u32) -> Option<String> {
     (mode & (groups | 0o002) != 0).then(|| {
         format!(
             "it has mode {:04o}, so other users can write it, and would decide what this process runs or trusts; if you trust \
-             it: chmod go-w",
+             it: chmod go-w, or use a copy of your own",
             mode & 0o7777
         )
     })

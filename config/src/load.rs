@@ -23,8 +23,9 @@ pub struct Sources {
     /// The file to read if the user named none. It need not exist.
     pub default_file: Option<PathBuf>,
     /// The environment of the process. Collect it with `std::env::vars_os()`, since `vars()` panics on a value that is not
-    /// Unicode, and convert the values with `to_string_lossy()`: those with U+FFFD are refused. Names that do not begin with `RYZ_`, those of [`RESERVED_ENVIRONMENT`], and those that Kubernetes sets for a Service
-    /// called `ryz`, are ignored; any other name must be a setting.
+    /// Unicode, and convert the values with `to_string_lossy()`: those with U+FFFD are refused. Names that do not begin with
+    /// `RYZ_`, those of [`RESERVED_ENVIRONMENT`], and those that Kubernetes sets for a Service called `ryz`, are ignored; any other
+    /// name must be a setting.
     pub environment: Vec<(String, String)>,
     /// Dotted keys, values, and the flags as the user typed them, such as `--world-size`. The last entry of a key takes
     /// precedence.

@@ -5,8 +5,8 @@
 //! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a
 //! built `ryz` in the folder of this program. With `--follow` it then repeats one prompt, or the passes of N sequences, until it is
 //! killed. It prints the microseconds of each.
-//! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the end. All sequences hold the same tokens, so
-//! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
+//! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the
+//! end. All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
 //! compare with on CPUs.
 
 use std::path::PathBuf;

@@ -66,7 +66,7 @@ impl std::fmt::Debug for Kind {
 /// * `MASTER_ADDR` and `MASTER_PORT` are set by another launcher: rank 0 serves one there for as long as the returned
 ///   value lives, and the others connect. The secret is in `RYZ_SECRET_FILE`. Where all ranks are on this machine, on a
 ///   loopback address, that may be absent: rank 0 then leaves a secret in a file of mode 0600 in `XDG_RUNTIME_DIR` or
-///   the temporary folder, named by user, port and chance.
+///   the temporary folder, named by user, port and random characters.
 /// * Another launcher has set variables of its own, as [`placement`] reads them: the same as with `MASTER_ADDR`.
 /// * None of these: this process is the only rank.
 ///

@@ -37,14 +37,16 @@ impl Signals {
     /// Listens to these signals, also if the program that started this one had blocked them. Those that it made this one ignore
     /// stay ignored, as with `nohup`, except that a launcher can always be asked to end, and must know its children.
     pub(super) fn listen(signals: impl IntoIterator<Item = Signal>) -> io::Result<Self> {
-        SigSet::empty().thread_set_mask()?;
         let own = Process::read(std::process::id());
         let is_heard = |signal: &Signal| {
             matches!(*signal, Signal::TERM | Signal::CHILD)
                 || own.as_ref().is_none_or(|own| !own.ignores(signal.as_raw()))
         };
         let listen = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
-        signals.into_iter().filter(is_heard).map(listen).collect::<io::Result<_>>().map(Self)
+        let heard = signals.into_iter().filter(is_heard).map(listen).collect::<io::Result<_>>()?;
+        // Only now: a signal that waits for this would end the process.
+        SigSet::empty().thread_set_mask()?;
+        Ok(Self(heard))
     }
 
     /// Returns the next signal. Of several, the first in the order of [`Signals::listen`].

@@ -80,7 +80,7 @@ fn open_log(path: &Path) -> io::Result<File> {
         .open(path)
         .map_err(|error| match error.raw_os_error() {
             Some(code) if code == Errno::NXIO.raw_os_error() => {
-                io::Error::other("it is a pipe without a reader; start the reader first")
+                io::Error::other("it is a pipe without a reader, or a socket; start the reader first")
             }
             _ => error,
         })?;
@@ -121,6 +121,19 @@ impl Output {
         let tail = Tail::default();
         let reader = self.runtime.spawn(pump(stream, to, log, Arc::clone(&tail)));
         Ok((tail, reader))
+    }
+
+    /// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless nobody
+    /// reads the launcher's own output or a log.
+    pub(super) fn drain(&self, readers: &[JoinHandle<()>], patience: Duration) {
+        let unfinished = || readers.iter().filter(|reader| !reader.is_finished()).count();
+        console::wait(patience, || unfinished() == 0);
+        let streams = unfinished();
+        if streams > 0 {
+            locked(&self.unwritten).push(format!(
+                "the end of the output of {streams} streams is lost: nobody read the launcher's output, or a log, for {patience:?}"
+            ));
+        }
     }
 
     /// Returns the logs that could not be written to their end, and the reasons.
@@ -240,12 +253,6 @@ pub(super) fn wait_for_end(readers: &[&JoinHandle<()>], most: Duration) {
     while !readers.iter().all(|reader| reader.is_finished()) && std::time::Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless the
-/// launcher's own output is blocked.
-pub(super) fn drain(readers: &[JoinHandle<()>], patience: Duration) {
-    console::wait(patience, || readers.iter().all(JoinHandle::is_finished));
 }
 
 #[cfg(test)]

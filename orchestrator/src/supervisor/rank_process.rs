@@ -159,8 +159,7 @@ pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
     status.exit_status().map(Exit::Code).or_else(|| status.terminating_signal().map(Exit::Signal))
 }
 
-/// Returns the rank whose process this is. One that has been reaped has no process id any more: the kernel may have given it to
-/// another process.
+/// Returns the rank whose process this is. The kernel may give the process id of a reaped rank to another process.
 pub(super) fn running(
     processes: &mut BTreeMap<Rank, RankProcess>,
     pid: Pid,

@@ -112,7 +112,9 @@ impl<'a> Supervisor<'a> {
         Ok(Self {
             job,
             rendezvous: RendezvousHost::new(job)?,
-            output: Output::start().map_err(LaunchError::system("no thread for the output of ranks"))?,
+            output: Output::start().map_err(LaunchError::system(
+                "no thread for the output of ranks; raise `ulimit -u`, or the container's limit on processes",
+            ))?,
             processors: affinity::of_ranks(&job.config, ranks.len()),
             core: Core::new(ranks, policy),
             watch: Watch::new(heartbeat::interval(job.world_size()?)),
@@ -137,8 +139,9 @@ impl<'a> Supervisor<'a> {
         let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]))
             .map_err(LaunchError::system("cannot listen to signals"))?;
         let launcher = lifeline.as_ref().and_then(|_| rustix::process::getppid());
-        let mut lifeline_closed =
-            watch(lifeline).map_err(LaunchError::system("no thread for the launcher's lifeline"))?;
+        let mut lifeline_closed = watch(lifeline).map_err(LaunchError::system(
+            "no thread for the launcher's lifeline; raise `ulimit -u`, or the container's limit on processes",
+        ))?;
         let mut endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -530,6 +533,9 @@ impl<'a> Supervisor<'a> {
                 actions.extend(self.core.handle(self.started.elapsed(), event));
             }
         }
+        if self.suspended {
+            self.signal(Signal::STOP);
+        }
         actions
     }
 
@@ -543,7 +549,7 @@ impl<'a> Supervisor<'a> {
         });
         let readers: Vec<_> =
             self.processes.values_mut().flat_map(|process| std::mem::take(&mut process.readers)).collect();
-        output::drain(&readers, DRAIN);
+        self.output.drain(&readers, DRAIN);
     }
 
     fn finish(mut self, outcome: &Outcome) -> ClosingReport {

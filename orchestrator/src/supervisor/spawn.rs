@@ -24,8 +24,9 @@ pub(super) struct Resources {
     pub(super) processors: Option<CpuSet>,
 }
 
-/// Starts `command` in a separate process group, with `inherited` left open under its number and these resources, allowed to write
-/// to a terminal from the background, if it does so itself, and bound to die with the calling *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
+/// Starts `command` in a separate process group, with `inherited` left open under its number and these resources, allowed to
+/// write to a terminal from the background if it does so itself, and bound to die with the calling *thread*: the kernel counts that
+/// as the parent, so call this from one that lives as long as the launcher.
 ///
 /// # Errors
 /// Returns the operating system's error; `NotFound` and `PermissionDenied` are about the program.

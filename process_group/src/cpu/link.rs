@@ -152,9 +152,9 @@ impl Link {
         rings.is_some_and(|rings| to_read && rings.has_unread() || to_write && rings.has_room())
     }
 
-    /// Returns true if the peer of a link with rings has lately waited on `processor`, as this rank does.
-    pub(super) fn shares_processor(&mut self, processor: u32) -> bool {
-        self.shared.as_mut().is_some_and(|shared| shared.rings.shares_processor(processor))
+    /// Tells the peer of a link with rings that this rank waits on `processor`. Returns the one on which the peer has lately waited.
+    pub(super) fn exchange_processors(&mut self, processor: u32) -> Option<u32> {
+        self.shared.as_mut()?.rings.exchange_processors(processor)
     }
 
     /// Notes whether the peer of a link with rings has left.

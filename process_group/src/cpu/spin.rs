@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Number of looks without news after which ranks that share memory compare their processors: more than an exchange between
 /// ranks that run at the same time takes.
@@ -32,16 +32,23 @@ impl SpinPolicy {
     }
 }
 
-/// Moves this thread to another of the processors that it may use. Returns false if there is none.
+/// Moves this thread to one of the processors that it may use and that are not `taken`. Returns false if there is none.
 ///
-/// The scheduler itself moves it only to a processor that idles: never while other programs keep all of them busy.
-pub(super) fn leave_processor(processor: usize) -> bool {
+/// The scheduler itself moves it only to a processor that idles: never while other programs keep all of them busy. Only the move
+/// is wanted, so the thread may use all of them again when it is done.
+pub(super) fn leave_processor(taken: &[usize]) -> bool {
     let Ok(allowed) = sched_getaffinity(None) else { return false };
     let mut others = allowed;
-    others.unset(processor);
+    // A peer's word may be any number.
+    taken
+        .iter()
+        .filter(|processor| **processor < CpuSet::MAX_CPU)
+        .for_each(|processor| others.unset(*processor));
     let moved = others.count() > 0 && sched_setaffinity(None, &others).is_ok();
-    // Only the move is wanted. Where it runs later stays with the scheduler.
-    moved && sched_setaffinity(None, &allowed).is_ok()
+    if moved && let Err(error) = sched_setaffinity(None, &allowed) {
+        tracing::warn!(%error, "a thread that left a processor shared with another rank may not use it again");
+    }
+    moved
 }
 
 #[cfg(test)]
@@ -51,8 +58,11 @@ mod tests {
     #[test]
     fn a_thread_that_leaves_its_processor_may_still_use_all() {
         let allowed = sched_getaffinity(None).unwrap();
-        let moved = leave_processor(rustix::thread::sched_getcpu());
+        let moved = leave_processor(&[rustix::thread::sched_getcpu()]);
         assert_eq!(moved, allowed.count() > 1);
+        assert_eq!(sched_getaffinity(None).unwrap(), allowed);
+        let all: Vec<usize> = (0..2 * CpuSet::MAX_CPU).collect();
+        assert!(!leave_processor(&all), "every processor is taken");
         assert_eq!(sched_getaffinity(None).unwrap(), allowed);
     }
 }

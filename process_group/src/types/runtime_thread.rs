@@ -65,9 +65,7 @@ impl RuntimeThread {
         }
         result
     }
-}
 
-impl RuntimeThread {
     /// Lets it run until the process ends, whatever its tasks wait for then.
     pub fn detach(mut self) -> Handle {
         std::mem::forget(self.stop.take());

@@ -62,7 +62,7 @@ pub enum TrialError {
     #[error(transparent)]
     Rank(#[from] ryzanstein_process_group::Error),
     /// The system has no thread for a rank.
-    #[error("no thread for a rank: {0}")]
+    #[error("no thread for a rank: {0}; raise `ulimit -u`, or the container's limit on processes")]
     Thread(#[source] io::Error),
     /// A rank panicked.
     #[error("a rank panicked")]

@@ -156,7 +156,7 @@ fn a_log_that_cannot_be_opened_is_the_launchers_error() {
     refused("Is a directory");
     std::fs::remove_dir(&log).expect("removed");
     make_pipe(&log);
-    refused("it is a pipe without a reader; start the reader first");
+    refused("it is a pipe without a reader, or a socket; start the reader first");
 }
 
 #[test]

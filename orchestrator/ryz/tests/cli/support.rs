@@ -35,6 +35,7 @@ impl Run {
     pub(crate) fn of(mut command: Command) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        hear_interrupts();
         let child = command
             .env(MARK, &mark)
             .stdin(Stdio::null())
@@ -114,6 +115,16 @@ impl Run {
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         eventually(|| self.child.try_wait().expect("waited")).expect("ryz ends in time")
     }
+}
+
+/// Makes the processes that are started from now on hear Ctrl-C: the background of a script ignores it, and so would they.
+#[expect(unsafe_code, reason = "the action of a signal has no safe form")]
+pub(crate) fn hear_interrupts() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+
+    // SAFETY: the default action runs no code.
+    let before = unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) };
+    before.expect("a signal with a default action");
 }
 
 /// Where the test runs elsewhere than it was built, the variable says where `ryz` is.

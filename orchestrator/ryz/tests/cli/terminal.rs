@@ -11,7 +11,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::generate::copy_of;
-use crate::support::{Run, eventually};
+use crate::support::{Run, eventually, hear_interrupts};
 
 /// A command on a terminal with the given number of columns.
 struct Session {
@@ -34,6 +34,7 @@ impl Session {
             .expect("sized");
         let name = ptsname(&screen, Vec::new()).expect("a name").into_string().expect("text");
         let open = || File::options().read(true).write(true).open(&name).expect("the other side");
+        hear_interrupts();
         let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
             .args(arguments)
             .env("RYZ_PROCESS_GROUP__BACKEND", "tcp")

@@ -204,17 +204,18 @@ impl Run<'_> {
     /// Tells all ranks that share memory on which processor this one waits, and leaves it if a lower rank waits on the same.
     /// Returns true if another rank of this processor can continue only when this one yields.
     fn shares_processor(&mut self) -> bool {
-        let processor = rustix::thread::sched_getcpu();
-        let (mut below, mut above) = (false, false);
+        let own = rustix::thread::sched_getcpu();
+        let (mut taken, mut below, mut above) = (vec![own], false, false);
         // Every peer is told, also after one that shares the processor.
         for peer in self.links.ids() {
-            if self.links[peer].shares_processor(processor as u32) {
-                let is_lower = self.links.rank(peer) < self.context.rank;
-                (below, above) = (below || is_lower, above || !is_lower);
-            }
+            let Some(theirs) = self.links[peer].exchange_processors(own as u32) else { continue };
+            taken.push(theirs as usize);
+            let is_lower = self.links.rank(peer) < self.context.rank;
+            below |= theirs as usize == own && is_lower;
+            above |= theirs as usize == own && !is_lower;
         }
         if below && !self.context.spin.yields {
-            return !leave_processor(processor);
+            return !leave_processor(&taken);
         }
         below || above
     }

@@ -263,10 +263,10 @@ impl ByteQueues {
         !self.out.is_full()
     }
 
-    /// Announces that this rank waits on `processor`. Returns true if the peer has waited on the same since the last call; each
+    /// Announces that this rank waits on `processor`. Returns the one on which the peer has waited since the last call; each
     /// announcement counts once, because the peer may run elsewhere by now.
-    pub(in crate::cpu) fn shares_processor(&mut self, processor: u32) -> bool {
+    pub(in crate::cpu) fn exchange_processors(&mut self, processor: u32) -> Option<u32> {
         self.out.announce(processor);
-        self.into.take_announcement() == Some(processor)
+        self.into.take_announcement()
     }
 }

@@ -132,12 +132,12 @@ fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
 #[test]
 fn an_announced_processor_counts_once() {
     let [(mut mine, _), (mut theirs, _)] = pair(false);
-    assert!(!mine.shares_processor(0), "the peer has announced nothing, and not processor 0");
-    assert!(theirs.shares_processor(0));
-    assert!(!theirs.shares_processor(0), "it has been taken");
-    assert!(mine.shares_processor(0), "of several announcements, the last counts");
-    assert!(!theirs.shares_processor(1), "another processor");
-    assert!(mine.shares_processor(1));
+    assert_eq!(mine.exchange_processors(0), None, "the peer has announced nothing, and not processor 0");
+    assert_eq!(theirs.exchange_processors(0), Some(0));
+    assert_eq!(theirs.exchange_processors(0), None, "it has been taken");
+    assert_eq!(mine.exchange_processors(0), Some(0), "of several announcements, the last counts");
+    assert_eq!(theirs.exchange_processors(1), Some(0), "another processor");
+    assert_eq!(mine.exchange_processors(1), Some(1));
 }
 
 #[test]

@@ -31,8 +31,12 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<UnixListener> {
 pub(super) fn dial(address: SocketAddr, user: Uid) -> Option<UnixStream> {
     let connected = || {
         let stream = UnixStream::from_std(connected(address)?.into())?;
-        let is_theirs = stream.peer_cred()?.uid() != user.as_raw();
-        Ok::<_, io::Error>((!is_theirs).then_some(stream))
+        let owner = stream.peer_cred()?.uid();
+        if owner != user.as_raw() {
+            tracing::warn!(%address, owner, "another user listens under the name of a rank's Unix socket: the link goes through TCP");
+            return Ok(None);
+        }
+        Ok::<_, io::Error>(Some(stream))
     };
     connected().unwrap_or_else(|error| {
         tracing::debug!(%address, %error, "no Unix socket leads there: the link goes through TCP");

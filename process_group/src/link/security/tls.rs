@@ -174,7 +174,9 @@ fn read(setting: &str, path: &Path) -> Result<Vec<u8>, String> {
 fn private(path: &Path) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let key = read("security.key", path)?;
-    let mode = path.metadata().map_or(0, |metadata| metadata.mode() & 0o777);
+    let metadata =
+        path.metadata().map_err(|error| format!("security.key: cannot look at {shown}: {error}"))?;
+    let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(format!(
             "security.key: others can read {shown} (mode {mode:04o}); make it 0600: chmod 600 {shown}"
