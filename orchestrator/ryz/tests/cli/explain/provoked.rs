@@ -98,15 +98,15 @@ const PROVOKED: &[Provocation] = &[
         Error::Timeout { what, waited, missing: Vec::new() }.to_string()
     }),
     ("lost-rank", || {
-        let (run, rank) = at_work(&[], "1000000");
+        let (run, rank) = at_work(&[]);
         rustix::process::kill_process(rank, Signal::KILL).expect("killed");
         text(&run.finish().stderr)
     }),
     ("rank-stopped", || {
-        let (run, rank) = at_work(&[], "20000");
+        let (run, rank) = at_work(&[]);
         rustix::process::kill_process(rank, Signal::STOP).expect("stopped");
         assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
-        rustix::process::kill_process(rank, Signal::CONT).expect("continued");
+        run.signal(Signal::INT);
         text(&run.finish().stderr)
     }),
     ("self-check-failed", || {
