@@ -16,12 +16,10 @@ pub fn table(tuned: &Tuned, old: &[TunedRange], screen: Screen) -> String {
         Column::right("bytes"),
         Column::left("built in"),
         Column::right("median"),
-        Column::left("quickest"),
-        Column::right("median"),
-        Column::left("taken"),
+        Column::right("gain"),
     ];
     let mut text = format!(
-        "Every path on its own, medians of rounds:\n{}",
+        "The built-in path of each size, and how many times as fast the chosen one is:\n{}",
         layout(&columns, &all(tuned).map(row).collect::<Vec<_>>(), screen)
     );
     if tuned.ranges.is_empty() {
@@ -54,19 +52,13 @@ fn all(tuned: &Tuned) -> impl Iterator<Item = (&'static str, &Timed, Option<Path
 
 fn row((name, timed, chosen): (&'static str, &Timed, Option<Path>)) -> Vec<Cell> {
     let time = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| Cell::from(units::time(us)));
-    let quickest = timed.quickest();
-    let gain = chosen.and_then(|path| Some((path, timed.gain(path)?)));
+    let gain = chosen.and_then(|path| timed.gain(path));
     vec![
         name.into(),
         units::bytes(timed.bytes as f64).into(),
         timed.built_in.to_string().into(),
         time(timed.on(timed.built_in).map(|times| times.median_us)),
-        quickest.map_or_else(|| "-".into(), |(path, _)| path.to_string().into()),
-        time(quickest.map(|(_, times)| times.median_us)),
-        gain.map_or_else(
-            || "-".into(),
-            |(path, gain)| Cell::new(format!("{path}, {gain:.2} times as fast"), Tone::Good),
-        ),
+        gain.map_or_else(|| "-".into(), |gain| Cell::new(format!("{gain:.2}"), Tone::Good)),
     ]
 }
 
