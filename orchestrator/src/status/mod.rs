@@ -1,7 +1,7 @@
 //! The state of a running job: what its ranks report, and how a launcher serves it to `ryz status` and other clients.
 //!
-//! A launcher sends it to whoever connects to a Unix socket in a [folder](folder()) that only its user can reach: the message
-//! `Job` of `proto/status.proto`, preceded by its length.
+//! Only the launcher's user can reach the [folder](folder()) of its Unix socket. Each client that connects gets one message, `Job` of
+//! `proto/status.proto`, after its length.
 
 mod client;
 mod endpoint;

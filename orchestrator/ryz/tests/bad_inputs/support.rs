@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_tests::fixtures;
 
-/// Bounds a hang. Most cases take milliseconds, some ten seconds of processor time; other work may go on beside the tests.
+/// A case that takes longer hangs. Most take milliseconds, some take ten seconds of processor time, and the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Far more than any of these commands needs, in KiB of addresses.

@@ -224,11 +224,16 @@ fn a_reader_that_has_stopped_reading_does_not_keep_the_launcher() {
     });
 }
 
-/// Four ranks that call collectives for long, once they do. Returns one of them too.
-pub(crate) fn at_work(flags: &[&str]) -> (Run, rustix::process::Pid) {
+/// Calls that last until they are ended.
+pub(crate) const ENDLESS: [&str; 2] = ["1KB", "1000000"];
+/// Calls that last some seconds, more on a slow machine: the bytes take the time, not the turns of the ranks.
+pub(crate) const SECONDS: [&str; 2] = ["20MB", "100"];
+
+/// Four ranks that call collectives of this size so many times, once they do. Returns one of them too.
+pub(crate) fn at_work(flags: &[&str], [size, iters]: [&str; 2]) -> (Run, rustix::process::Pid) {
     let ryz = env!("CARGO_BIN_EXE_ryz");
     let job = ["launch", "-n", "4", "--backend", "tcp"];
-    let bench = ["--", ryz, "bench", "--sizes", "1KB", "--iters", "1000000"];
+    let bench = ["--", ryz, "bench", "--sizes", size, "--iters", iters];
     let run = Run::new(
         &[&job, flags, &bench].concat(),
         &[("RYZ_LAUNCH__GRACE", "300ms"), ("RYZ_LOG__LEVEL", "error")],
@@ -246,7 +251,7 @@ pub(crate) fn at_work(flags: &[&str]) -> (Run, rustix::process::Pid) {
 
 #[test]
 fn a_stopped_rank_is_told_at_once_and_is_the_first_failure_when_the_others_give_up() {
-    let (run, stopped) = at_work(&["--timeout", "6", "--format", "json"]);
+    let (run, stopped) = at_work(&["--timeout", "6", "--format", "json"], ENDLESS);
     rustix::process::kill_process(stopped, Signal::STOP).expect("stopped");
     assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
     assert!(run.family().len() >= 6, "nothing is killed");
@@ -268,19 +273,13 @@ fn a_stopped_rank_is_told_at_once_and_is_the_first_failure_when_the_others_give_
 
 #[test]
 fn a_stopped_rank_that_continues_does_no_harm() {
-    let (run, stopped) = at_work(&[]);
-    let told_more = |than: u64| eventually(|| (run.unread()[1] > than).then(|| run.unread()[1]));
+    let (run, stopped) = at_work(&[], SECONDS);
     rustix::process::kill_process(stopped, Signal::STOP).expect("stopped");
-    let told = told_more(0).expect("told that it is stopped");
+    assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
     rustix::process::kill_process(stopped, Signal::CONT).expect("continued");
-    told_more(told).expect("told that it continues");
-    // Harm would end the job within the grace.
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    assert!(run.family().len() >= 6, "all are at work");
-    run.signal(Signal::INT);
     let output = run.finish();
     let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(output.status.success(), "{stderr}");
     assert!(
         stderr.contains("stopped by signal 19") && stderr.contains("\nryz: rank 2 continues\n"),
         "{stderr}"
@@ -289,7 +288,7 @@ fn a_stopped_rank_that_continues_does_no_harm() {
 
 #[test]
 fn the_last_collective_of_a_killed_rank_is_what_the_others_reported() {
-    let (run, killed) = at_work(&["--format", "json"]);
+    let (run, killed) = at_work(&["--format", "json"], ENDLESS);
     rustix::process::kill_process(killed, Signal::KILL).expect("killed");
     let output = run.finish();
     assert_eq!(output.status.code(), Some(137));

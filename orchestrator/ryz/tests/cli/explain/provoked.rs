@@ -98,15 +98,15 @@ const PROVOKED: &[Provocation] = &[
         Error::Timeout { what, waited, missing: Vec::new() }.to_string()
     }),
     ("lost-rank", || {
-        let (run, rank) = at_work(&[]);
+        let (run, rank) = at_work(&[], ENDLESS);
         rustix::process::kill_process(rank, Signal::KILL).expect("killed");
         text(&run.finish().stderr)
     }),
     ("rank-stopped", || {
-        let (run, rank) = at_work(&[]);
+        let (run, rank) = at_work(&[], SECONDS);
         rustix::process::kill_process(rank, Signal::STOP).expect("stopped");
         assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
-        run.signal(Signal::INT);
+        rustix::process::kill_process(rank, Signal::CONT).expect("continued");
         text(&run.finish().stderr)
     }),
     ("self-check-failed", || {
