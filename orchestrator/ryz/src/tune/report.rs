@@ -16,10 +16,12 @@ pub fn table(tuned: &Tuned, old: &[TunedRange], screen: Screen) -> String {
         Column::right("bytes"),
         Column::left("built in"),
         Column::right("median"),
-        Column::right("gain"),
+        Column::left("quickest"),
+        Column::right("median"),
+        Column::left("taken"),
     ];
     let mut text = format!(
-        "The built-in path of each size, and how many times as fast the chosen one is:\n{}",
+        "Every path on its own, medians of rounds:\n{}",
         layout(&columns, &all(tuned).map(row).collect::<Vec<_>>(), screen)
     );
     if tuned.ranges.is_empty() {
@@ -52,13 +54,19 @@ fn all(tuned: &Tuned) -> impl Iterator<Item = (&'static str, &Timed, Option<Path
 
 fn row((name, timed, chosen): (&'static str, &Timed, Option<Path>)) -> Vec<Cell> {
     let time = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| Cell::from(units::time(us)));
-    let gain = chosen.and_then(|path| timed.gain(path));
+    let quickest = timed.quickest();
+    let gain = chosen.and_then(|path| Some((path, timed.gain(path)?)));
     vec![
         name.into(),
         units::bytes(timed.bytes as f64).into(),
         timed.built_in.to_string().into(),
         time(timed.on(timed.built_in).map(|times| times.median_us)),
-        gain.map_or_else(|| "-".into(), |gain| Cell::new(format!("{gain:.2}"), Tone::Good)),
+        quickest.map_or_else(|| "-".into(), |(path, _)| path.to_string().into()),
+        time(quickest.map(|(_, times)| times.median_us)),
+        gain.map_or_else(
+            || "-".into(),
+            |(path, gain)| Cell::new(format!("{path}, {gain:.2} times as fast"), Tone::Good),
+        ),
     ]
 }
 
