@@ -6,7 +6,7 @@ use ryzanstein_process_group::paths::tuned::{Measurement, TunedRange};
 use ryzanstein_benches::measure::Summary;
 
 /// The share by which a path must be faster than the one that it replaces.
-const GAIN: f64 = 0.1;
+pub const GAIN: f64 = 0.1;
 
 /// The times of one size on every path.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,11 +23,6 @@ impl Timed {
     /// Returns the times on a path.
     pub fn on(&self, path: Path) -> Option<&Summary> {
         self.paths.iter().find(|(of, _)| *of == path).map(|(_, times)| times)
-    }
-
-    /// Returns the ratio of the built-in path's time to that of another.
-    pub fn gain(&self, path: Path) -> Option<f64> {
-        Some(self.on(self.built_in)?.median_us / self.on(path)?.median_us)
     }
 
     /// Returns the fastest path and its times.
@@ -60,27 +55,60 @@ fn choose_one(timed: &Timed, before: Option<Path>) -> Option<Path> {
     Some(before.filter(stays).unwrap_or(*quickest))
 }
 
-/// Returns the lines of a table for one operation: a chosen path is taken from the size where it was measured until before the
-/// next measured size, and after the last only at that size. `sizes` are all that were measured, in order.
-pub fn ranges(operation: &str, world_size: usize, date: &str, sizes: &[Timed]) -> Vec<TunedRange> {
+/// A size that was measured again, untuned and tuned in turn.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Turn {
+    /// Bytes of the whole array.
+    pub bytes: u64,
+    /// The path of the built-in table.
+    pub built_in: Path,
+    /// The path that was chosen.
+    pub path: Path,
+    /// The times of the built-in path.
+    pub untuned: Summary,
+    /// The times of the chosen path.
+    pub tuned: Summary,
+}
+
+impl Turn {
+    /// Returns true if the gain was confirmed by the second measurement. Only then is the path taken.
+    pub fn is_confirmed(&self) -> bool {
+        is_gain(&self.tuned, &self.untuned)
+    }
+
+    /// Returns the ratio of the untuned to the tuned time.
+    pub fn ratio(&self) -> f64 {
+        self.untuned.median_us / self.tuned.median_us
+    }
+}
+
+/// Returns the lines of a table for one operation: a confirmed path is taken from the size where it was measured until before
+/// the next measured size, and after the last only at that size. `sizes` are all that were measured, in order.
+pub fn ranges(
+    operation: &str,
+    world_size: usize,
+    date: &str,
+    sizes: &[u64],
+    turns: &[Turn],
+) -> Vec<TunedRange> {
     let mut ranges: Vec<TunedRange> = Vec::new();
-    for (index, (timed, path)) in sizes.iter().zip(choose(sizes)).enumerate() {
-        let Some((path, gain)) = path.and_then(|path| Some((path, timed.gain(path)?))) else { continue };
-        let bytes = timed.bytes;
-        let to_bytes = sizes.get(index + 1).map_or(bytes, |next| next.bytes - 1);
-        let median = |path| hundredths(timed.on(path).map_or(0.0, |times| times.median_us));
+    for (index, &bytes) in sizes.iter().enumerate() {
+        let Some(turn) = turns.iter().find(|turn| turn.bytes == bytes && turn.is_confirmed()) else {
+            continue;
+        };
+        let to_bytes = sizes.get(index + 1).map_or(bytes, |next| next - 1);
         let measured = Measurement {
             date: date.to_owned(),
             bytes,
-            us: median(path),
-            against: timed.built_in,
-            against_us: median(timed.built_in),
+            us: hundredths(turn.tuned.median_us),
+            against: turn.built_in,
+            against_us: hundredths(turn.untuned.median_us),
         };
         match ranges.last_mut() {
-            Some(last) if last.path == path && last.to_bytes + 1 == bytes => {
+            Some(last) if last.path == turn.path && last.to_bytes + 1 == bytes => {
                 last.to_bytes = to_bytes;
                 // The least gain represents the whole range.
-                if gain < last.measured.against_us / last.measured.us {
+                if turn.ratio() < last.measured.against_us / last.measured.us {
                     last.measured = measured;
                 }
             }
@@ -89,7 +117,7 @@ pub fn ranges(operation: &str, world_size: usize, date: &str, sizes: &[Timed]) -
                 operation: operation.to_owned(),
                 from_bytes: bytes,
                 to_bytes,
-                path,
+                path: turn.path,
                 measured,
             }),
         }
@@ -124,6 +152,10 @@ mod tests {
         Timed { bytes, built_in, paths: paths.iter().map(|(path, us)| (*path, times(*us, 1.0))).collect() }
     }
 
+    fn turn(bytes: u64, path: Path, untuned: f64, tuned: f64) -> Turn {
+        Turn { bytes, built_in: RING, path, untuned: times(untuned, 1.0), tuned: times(tuned, 1.0) }
+    }
+
     #[test]
     fn a_path_is_taken_from_the_size_where_it_is_clearly_quicker() {
         let of = |direct: f64| [timed(1, RING, &[(RING, 100.0), (DIRECT, direct)])];
@@ -154,17 +186,18 @@ mod tests {
 
     #[test]
     fn ranges_end_where_the_next_measured_size_begins() {
-        let of = |bytes, direct, doubling| {
-            timed(bytes, RING, &[(RING, 100.0), (DIRECT, direct), (DOUBLING, doubling)])
-        };
-        let sizes =
-            [of(1000, 50.0, 99.0), of(4000, 60.0, 99.0), of(16_000, 99.0, 99.0), of(64_000, 99.0, 50.0)];
-        let lines = ranges("all_reduce", 4, "2026-11-22", &sizes);
+        let turns = [
+            turn(1000, DIRECT, 100.0, 50.0),
+            turn(4000, DIRECT, 100.0, 60.0),
+            turn(16_000, DIRECT, 100.0, 99.0),
+            turn(64_000, DOUBLING, 100.0, 50.0),
+        ];
+        let lines = ranges("all_reduce", 4, "2026-11-22", &[1000, 4000, 16_000, 64_000], &turns);
         let shape: Vec<_> = lines.iter().map(|l| (l.from_bytes, l.to_bytes, l.path)).collect();
         assert_eq!(
             shape,
             [(1000, 15_999, DIRECT), (64_000, 64_000, DOUBLING)],
-            "no other path is worth it at 16 KB"
+            "what is not confirmed is left out"
         );
         let least = &lines[0].measured;
         assert_eq!((least.bytes, least.us, least.against_us, least.against), (4000, 60.0, 100.0, RING));
@@ -179,13 +212,20 @@ mod tests {
                 let us = 100.0;
                 timed(1000 << index, RING, &[(RING, us * ring), (DIRECT, us * direct), (DOUBLING, us * doubling)])
             }).collect();
-            let lines = ranges("broadcast", 3, "2026-11-22", &sizes);
-            // Every size with another path is in exactly one line, and no other size is in any.
-            for (timed, path) in sizes.iter().zip(choose(&sizes)) {
+            let bytes: Vec<u64> = sizes.iter().map(|timed| timed.bytes).collect();
+            let turns: Vec<Turn> = sizes.iter().zip(choose(&sizes)).filter_map(|(timed, path)| {
+                let (path, untuned) = (path?, timed.on(RING)?);
+                Some(Turn { bytes: timed.bytes, built_in: RING, path, untuned: *untuned, tuned: *timed.on(path)? })
+            }).collect();
+            for turn in &turns {
+                prop_assert!(turn.ratio() > 1.1 && turn.is_confirmed(), "{turn:?}");
+            }
+            let lines = ranges("broadcast", 3, "2026-11-22", &bytes, &turns);
+            // Every confirmed size is in exactly one line, and no other size is in any.
+            for timed in &sizes {
                 let with_it = lines.iter().filter(|l| l.from_bytes <= timed.bytes && timed.bytes <= l.to_bytes);
                 let taken: Vec<Path> = with_it.map(|line| line.path).collect();
-                prop_assert!(path.is_none_or(|path| timed.gain(path) > Some(1.1)), "{timed:?}");
-                let wanted: Vec<Path> = path.into_iter().collect();
+                let wanted: Vec<Path> = turns.iter().filter(|t| t.bytes == timed.bytes).map(|t| t.path).collect();
                 prop_assert_eq!(taken, wanted);
             }
             let machine = Machine { cpu: "a CPU".into(), cpus: 2, gpus: String::new() };

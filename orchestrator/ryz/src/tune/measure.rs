@@ -1,10 +1,10 @@
-//! Measures every path of every operation.
+//! Measures every path of every operation, and then the untuned and the tuned choice in turn.
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::paths::tuned::{TunedRange, has_operation};
 use ryzanstein_process_group::{DType, Error, Memory, ProcessGroup, ReduceOp, units};
 
-use super::crossover::{Timed, choose, ranges};
+use super::crossover::{Timed, Turn, choose, ranges};
 use ryzanstein_benches::measure::{Case, Collective, measure_group, summary};
 use ryzanstein_benches::suite::limits;
 use ryzanstein_orchestrator::Orchestrator;
@@ -50,6 +50,8 @@ pub struct Sizes {
     pub what: Collective,
     /// Its sizes, smallest first.
     pub sizes: Vec<Timed>,
+    /// The sizes for which a path was chosen, measured again.
+    pub turns: Vec<Turn>,
 }
 
 /// The measurements, the same on all ranks.
@@ -107,20 +109,22 @@ pub fn run(
             on_step(&format!("{what}: it has one path here"));
             continue;
         }
-        let sizes = measure(group, what, &request.sizes)?;
+        let measured = measure(group, what, &request.sizes)?;
+        let bytes: Vec<u64> = measured.sizes.iter().map(|timed| timed.bytes).collect();
+        let lines = ranges(what.name(), tuned.world_size, &request.date, &bytes, &measured.turns);
         on_step(&format!(
             "{what}: {} sizes measured, of which {} on another path are quicker",
-            sizes.len(),
-            choose(&sizes).into_iter().flatten().count()
+            measured.sizes.len(),
+            measured.turns.iter().filter(|turn| turn.is_confirmed()).count()
         ));
-        tuned.ranges.extend(ranges(what.name(), tuned.world_size, &request.date, &sizes));
-        tuned.operations.push(Sizes { what, sizes });
+        tuned.ranges.extend(lines);
+        tuned.operations.push(measured);
     }
     group.force_path(None)?;
     Ok(tuned)
 }
 
-fn measure(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<Vec<Timed>, Error> {
+fn measure(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<Sizes, Error> {
     let on_gpus = group.memory() != Memory::Host;
     let mut cases: Vec<Compared> = Vec::new();
     group.force_path(None)?;
@@ -136,7 +140,19 @@ fn measure(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<
     // Sizes that are rounded to the same number of elements are one.
     cases.sort_by_key(|compared| compared.bytes);
     cases.dedup_by_key(|compared| compared.bytes);
-    Ok(cases.into_iter().map(Compared::timed).collect())
+    let sizes: Vec<Timed> = cases.into_iter().map(Compared::timed).collect();
+
+    let chosen = sizes.iter().zip(choose(&sizes)).filter_map(|(timed, path)| Some((timed, path?)));
+    let mut again: Vec<Compared> = chosen
+        .map(|(timed, path)| Compared::new(case(what, timed.bytes, on_gpus), vec![timed.built_in, path]))
+        .collect();
+    in_turn(group, &mut again)?;
+    let turn = |compared: Compared| {
+        let Timed { bytes, built_in, paths } = compared.timed();
+        let [(_, untuned), (path, tuned)] = paths[..] else { return None };
+        Some(Turn { bytes, built_in, path, untuned, tuned })
+    };
+    Ok(Sizes { what, sizes, turns: again.into_iter().filter_map(turn).collect() })
 }
 
 /// Returns the case to measure; on GPUs in bf16, as models compute.
