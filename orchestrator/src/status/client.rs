@@ -35,8 +35,6 @@ pub enum StatusError {
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
-    /// The connection that found it: a question that has not been asked yet.
-    first: Option<UnixStream>,
 }
 
 /// Returns the launchers of this user that run on this host, with sockets in `folder`.
@@ -44,8 +42,8 @@ pub struct Client {
 /// # Errors
 /// [`StatusError::Folder`] if the folder is not this user's alone.
 pub fn find(folder: &Path) -> Result<Vec<Client>, StatusError> {
-    let live = folder::live(folder)?.into_iter();
-    Ok(live.map(|(path, stream)| Client { path, first: Some(stream) }).collect())
+    // Each is asked when its turn comes: an answer waits for no other launcher.
+    Ok(folder::live(folder)?.into_iter().map(|path| Client { path }).collect())
 }
 
 impl Client {
@@ -53,10 +51,9 @@ impl Client {
     ///
     /// # Errors
     /// [`StatusError::Silent`] if the launcher exists and does not answer.
-    pub fn job(&mut self) -> Result<Option<Job>, StatusError> {
-        let Self { path, first } = self;
-        let stream = first.take().map_or_else(|| folder::connect(path), Ok);
-        let why = match stream.and_then(|stream| read(&stream)) {
+    pub fn job(&self) -> Result<Option<Job>, StatusError> {
+        let Self { path } = self;
+        let why = match folder::connect(path).and_then(|stream| read(&stream)) {
             // A launcher that ends closes the connection, and may have written a part of its answer.
             Ok(answer) => match Job::decode_length_delimited(&answer[..]) {
                 Ok(job) => return Ok(Some(job)),

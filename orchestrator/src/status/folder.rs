@@ -134,7 +134,7 @@ pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
 }
 
 /// Returns the sockets with a listener. Those that a killed launcher left are removed. Empty if there is no folder.
-pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderError> {
+pub(super) fn live(folder: &Path) -> Result<Vec<PathBuf>, FolderError> {
     match check(folder) {
         Err(FolderError::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(Vec::new());
@@ -148,7 +148,7 @@ pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderEr
             continue;
         }
         match connect(&path) {
-            Ok(stream) => live.push((path, stream)),
+            Ok(_) => live.push(path),
             // The socket has no listener, and never will: a name is taken only by a socket that listens already.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = std::fs::remove_file(&path);
@@ -158,7 +158,7 @@ pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderEr
             Err(error) => return Err(FolderError::system(&path)(error)),
         }
     }
-    live.sort_by(|(a, _), (b, _)| a.cmp(b));
+    live.sort();
     Ok(live)
 }
 
@@ -233,7 +233,7 @@ mod tests {
         let _listener = UnixListener::bind(socket(&folder, 2)).unwrap();
         drop(UnixListener::bind(socket(&folder, 1)).unwrap());
         std::fs::write(folder.join("note.txt"), "not a socket").unwrap();
-        let found: Vec<PathBuf> = live(&folder).unwrap().into_iter().map(|(path, _)| path).collect();
+        let found = live(&folder).unwrap();
         assert_eq!(found, [socket(&folder, 2)]);
         assert!(!socket(&folder, 1).exists() && folder.join("note.txt").exists());
     }

@@ -59,7 +59,13 @@ impl Kernels {
             return Ok(Arc::clone(module));
         }
         let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
-        let kept = file.as_deref().and_then(|f| file::read_trusted(f, LARGEST_MODULE).ok());
+        let kept = file.as_deref().and_then(|f| match file::read_trusted(f, LARGEST_MODULE) {
+            Err(error) if !error.is_not_found() => {
+                tracing::warn!(file = %f.display(), %error, "a kept kernel is not used: it is compiled again");
+                None
+            }
+            kept => kept.ok(),
+        });
         // A cached file that is damaged or does not load is compiled again.
         let module =
             kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?.to_vec()).ok());

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
 /// Asks the jobs that have not ended. A job that does not answer is reported, and does not hide the others.
 fn ask(clients: Vec<Client>) -> (Vec<Client>, Vec<Job>) {
     let (mut running, mut jobs) = (Vec::new(), Vec::new());
-    for mut client in clients {
+    for client in clients {
         match client.job() {
             Ok(Some(job)) => {
                 running.push(client);

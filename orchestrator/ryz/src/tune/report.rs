@@ -18,8 +18,7 @@ pub fn table(tuned: &Tuned, old: &[TunedRange], screen: Screen) -> String {
         Column::right("bytes"),
         Column::left("built in"),
         Column::right("median"),
-        Column::left("quickest"),
-        Column::right("median"),
+        Column::right("quickest"),
     ];
     let mut text = format!(
         "Every path on its own, medians of rounds:\n{}\n",
@@ -33,10 +32,7 @@ pub fn table(tuned: &Tuned, old: &[TunedRange], screen: Screen) -> String {
         let columns = [
             Column::left("operation"),
             Column::right("bytes"),
-            Column::left("untuned"),
-            Column::right("median"),
             Column::left("tuned"),
-            Column::right("median"),
             Column::right("gain"),
             Column::left("verdict"),
         ];
@@ -76,7 +72,6 @@ fn measured_row(name: &'static str, timed: &Timed) -> Vec<Cell> {
         units::bytes(timed.bytes as f64).into(),
         timed.built_in.to_string().into(),
         time(timed.on(timed.built_in).map(|times| times.median_us)),
-        quickest.map_or_else(|| "-".into(), |(path, _)| path.to_string().into()),
         time(quickest.map(|(_, times)| times.median_us)),
     ]
 }
@@ -90,10 +85,7 @@ fn turn_row(name: &'static str, turn: &Turn) -> Vec<Cell> {
     vec![
         name.into(),
         units::bytes(turn.bytes as f64).into(),
-        turn.built_in.to_string().into(),
-        units::time(turn.untuned.median_us).into(),
         turn.path.to_string().into(),
-        units::time(turn.tuned.median_us).into(),
         format!("{:.2}", turn.ratio()).into(),
         verdict,
     ]

@@ -38,6 +38,8 @@ fn tuning_measures_every_path_and_writes_only_what_it_is_told_to() {
         stdout.contains("Every path on its own") && stderr.contains("all_gather: 2 sizes measured"),
         "{stdout}"
     );
+    let mut table = stdout.lines().filter(|line| line.starts_with("operation ") || line.starts_with("all_"));
+    assert!(table.all(|line| line.len() <= 80), "{stdout}");
     assert!(stdout.contains(&format!("nothing was written; --apply writes {}", file.display())), "{stdout}");
     assert!(!file.exists());
 

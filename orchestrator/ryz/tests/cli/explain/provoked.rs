@@ -23,7 +23,7 @@ use ryzanstein_orchestrator::supervisor::ClosingReport;
 use ryzanstein_tests::fixtures;
 use tempfile::TempDir;
 
-use crate::launcher::at_work;
+use crate::launcher::{ENDLESS, SECONDS, at_work};
 use crate::support::{Run, eventually, text};
 
 const RYZ: &str = env!("CARGO_BIN_EXE_ryz");
