@@ -3,10 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
-mod avx2_bf16;
-#[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
-mod blocked;
+mod fetch;
 pub mod instruction_set;
 pub(super) mod simd;
 mod totals;
@@ -16,16 +14,15 @@ use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
-use ryzanstein_process_group::{DType, Element as _};
+use ryzanstein_process_group::DType;
 
+use self::simd::Pair;
 use super::rows::vectorized;
 use crate::float::Float;
 use crate::memory::{self, Array, Columns};
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Number of 16-bit weights that are widened at a time for a blocked product.
-const PANEL: usize = 1 << 18;
 /// Number of blocks of weight rows per thread. Small blocks keep the threads balanced at the end.
 const BLOCKS: usize = 16;
 /// The number of weight rows in a block is a multiple of this, and so of the rows of every kernel's tiles.
@@ -44,10 +41,10 @@ pub(super) struct Products {
 /// Activations in the layout of an instruction set.
 enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
+    /// For weights of bf16 in pairs.
+    Deinterleaved(Vec<f32>),
     #[cfg(target_arch = "x86_64")]
-    Deinterleaved(avx2_bf16::Prepared),
-    #[cfg(target_arch = "x86_64")]
-    Pairs(avx512_bf16::Prepared<'a>),
+    Packed(avx512_bf16::Packed),
     #[cfg(target_arch = "x86_64")]
     Tiles(amx::Packed),
 }
@@ -66,18 +63,9 @@ impl Prepared<'_> {
     }
 
     /// Returns the number of weight rows that are multiplied before their sums are rounded.
-    fn rows_together(&self, m: usize, k: usize) -> usize {
-        match self {
-            // `gemm` packs all activations in each call, so one call processes all weight rows.
-            Self::Wide(x) if is_blocked(x, k) => usize::MAX,
-            _ => (SUMS_BYTES / (4 * m) / GRANULE * GRANULE).max(GRANULE),
-        }
+    fn rows_together(m: usize) -> usize {
+        (SUMS_BYTES / (4 * m) / GRANULE * GRANULE).max(GRANULE)
     }
-}
-
-/// Returns true if a blocked product is faster than one with vectors.
-fn is_blocked(x: &[f32], k: usize) -> bool {
-    x.len() > simd::MOST_ROWS * k
 }
 
 impl Products {
@@ -109,7 +97,7 @@ impl Products {
             out.chunks_exact_mut(n).for_each(|row| round(self.arch, &vec![0.0; n], bias, row));
             return out;
         }
-        let prepared = self.prepare(threads, x, w.dtype(), k);
+        let prepared = self.prepare(threads, x, w, k);
         let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
         let block = prepared.block(if is_worth_it { threads.count() } else { 1 }, n);
         memory::built(m * n, |out| {
@@ -142,7 +130,7 @@ impl Products {
             return;
         }
         let m = out.row_count();
-        let together = x.rows_together(m, k).min(range.len());
+        let together = Prepared::rows_together(m).min(range.len());
         let mut sums = vec![0.0; m * together];
         for first in (0..range.len()).step_by(together) {
             let columns = first..range.len().min(first + together);
@@ -157,31 +145,27 @@ impl Products {
 
     #[cfg_attr(
         not(target_arch = "x86_64"),
-        allow(unused_variables, reason = "only kernels of this architecture want another order")
+        allow(unused_variables, reason = "only kernels of this architecture use threads")
     )]
-    fn prepare<'a>(self, threads: &Threads, x: &'a Storage, weights: DType, k: usize) -> Prepared<'a> {
+    fn prepare<'a>(self, threads: &Threads, x: &'a Storage, w: &Storage, k: usize) -> Prepared<'a> {
+        let Storage::BF16(w) = w else { return Prepared::Wide(x.widened()) };
         match x {
             #[cfg(target_arch = "x86_64")]
             Storage::BF16(x)
-                if weights == DType::BF16
-                    && self.set == InstructionSet::Amx
+                if self.set == InstructionSet::Amx
                     && x.len() >= amx::FEWEST_ROWS * k
                     && k.is_multiple_of(amx::DEPTH) =>
             {
                 Prepared::Tiles(amx::Packed::new(threads, x, k))
             }
             #[cfg(target_arch = "x86_64")]
-            Storage::BF16(x)
-                if weights == DType::BF16
-                    && matches!(self.set, InstructionSet::Amx | InstructionSet::Avx512Bf16) =>
-            {
-                Prepared::Pairs(avx512_bf16::Prepared::new(threads, x, k))
+            Storage::BF16(x) if matches!(self.set, InstructionSet::Amx | InstructionSet::Avx512Bf16) => {
+                Prepared::Packed(avx512_bf16::Packed::new(threads, x, k))
             }
-            #[cfg(target_arch = "x86_64")]
-            x if weights == DType::BF16 && self.set == InstructionSet::Avx2 => match x.widened() {
-                x if is_blocked(&x, k) => Prepared::Wide(x),
-                x => Prepared::Deinterleaved(avx2_bf16::Prepared::new(&x, k)),
-            },
+            // Rows of an odd length have no whole pairs.
+            x if k.is_multiple_of(2) && bytemuck::try_cast_slice::<_, Pair>(w).is_ok() => {
+                Prepared::Deinterleaved(simd::deinterleaved(self.arch, &x.widened(), k))
+            }
             x => Prepared::Wide(x.widened()),
         }
     }
@@ -191,32 +175,13 @@ impl Products {
         let part = rows.start * k..rows.end * k;
         match (x, w) {
             #[cfg(target_arch = "x86_64")]
-            (Prepared::Pairs(x), Storage::BF16(w)) => x.multiply(&w[part], out),
-            #[cfg(target_arch = "x86_64")]
-            (Prepared::Deinterleaved(x), Storage::BF16(w)) => x.multiply(&w[part], out),
-            (Prepared::Wide(x), w) if is_blocked(x, k) => {
-                with_elements!(w, w => blocked_product(x, &w[part], out, k));
+            (Prepared::Packed(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
+            (Prepared::Deinterleaved(x), Storage::BF16(w)) => {
+                simd::multiply::<Pair>(self.arch, x, bytemuck::cast_slice(&w[part]), out, k);
             }
             (Prepared::Wide(x), w) => with_elements!(w, w => simd::multiply(self.arch, x, &w[part], out, k)),
-            #[allow(unreachable_patterns, reason = "on architectures that prepare activations in one way")]
             _ => unreachable!("activations are prepared for the type of the weights"),
         }
-    }
-}
-
-/// Computes a product with many rows with the `gemm` crate; 16-bit weights are widened in panels.
-fn blocked_product<T: Float>(x: &[f32], w: &[T], out: &mut [f32], k: usize) {
-    let n = w.len() / k;
-    if T::DTYPE == f32::DTYPE {
-        blocked::multiply(x, bytemuck::cast_slice(w), out, k, n);
-        return;
-    }
-    let rows = (PANEL / k).max(1);
-    let mut panel = vec![0.0; rows.min(n) * k];
-    for (i, w) in w.chunks(rows * k).enumerate() {
-        let panel = &mut panel[..w.len()];
-        T::widen_into(w, panel);
-        blocked::multiply(x, panel, &mut out[i * rows..], k, n);
     }
 }
 

@@ -1,5 +1,6 @@
-//! Products with the processor's vectors, for any element type. Weights are widened in pieces that stay in the first-level cache,
-//! and each piece is multiplied with several activation rows.
+//! Products with the processor's vectors. Weights of bf16 are widened in registers: in a vector of pairs, a shift turns the first of
+//! each pair into an `f32`, a mask the second; activations are deinterleaved once to match. Weights of f16 are widened in pieces that
+//! stay in the first-level cache. Each tile of sums multiplies several rows of weights with several of activations.
 
 #![expect(
     clippy::inline_always,
@@ -8,104 +9,274 @@
 
 use std::ops::Range;
 
+use bytemuck::{Pod, Zeroable};
 use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_process_group::Element as _;
 
+use super::fetch::fetch;
 use super::totals::totals;
 use crate::float::Float;
 
-/// Weights of a row that are widened at a time.
+/// Elements of a row that are multiplied at a time, so that those of a tile's weights stay in the first-level cache.
 const PIECE: usize = 1024;
-/// Weight rows in a tile of sums.
-const TILE: usize = 4;
+/// The most weight rows in a tile of sums.
+const TILE: usize = 6;
+/// Weight rows in a tile of [`all_pairs`].
+const PAIRS: usize = 4;
+/// Activation rows that are multiplied with all weights before the next ones are.
+const ROWS: usize = 64;
+/// Activations that stay in the second-level cache while all weights pass: [`ROWS`] pieces.
+const STAYING: usize = ROWS * PIECE;
 
-/// The maximum number of activation rows for which this is faster than a blocked product.
-pub(super) const MOST_ROWS: usize = 32;
+/// Two bf16 that are neighbours in a row: the first one in the lower half.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct Pair(u32);
 
-/// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does.
-pub(super) fn multiply<T: Float>(arch: Arch, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
-    assert!(x.len().is_multiple_of(k) && w.len().is_multiple_of(k), "operands must be whole rows");
+/// Weights as they are stored.
+pub(super) trait Weights: Copy {
+    /// The items that vectors are loaded from.
+    type Item: Item;
+    /// Returns the items of a part of a row: the part itself, or in the buffer.
+    fn items<'a>(part: &'a [Self], buffer: &'a mut [f32]) -> &'a [Self::Item];
+}
+
+impl Weights for Pair {
+    type Item = Self;
+
+    #[inline(always)]
+    fn items<'a>(part: &'a [Self], _: &'a mut [f32]) -> &'a [Self] {
+        part
+    }
+}
+
+impl<T: Float> Weights for T {
+    type Item = f32;
+
+    #[inline(always)]
+    fn items<'a>(part: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+        if T::DTYPE == f32::DTYPE {
+            return bytemuck::cast_slice(part);
+        }
+        T::widen_into(part, &mut buffer[..part.len()]);
+        &buffer[..part.len()]
+    }
+}
+
+/// One or two neighbouring weights of a row, which lie in one lane of a vector.
+pub(super) trait Item: Copy {
+    /// Number of weights in an item.
+    const WEIGHTS: usize;
+    type Vector<S: Simd>: Copy;
+    /// Returns the whole vectors, and the items that are left.
+    fn vectors<S: Simd>(items: &[Self]) -> (&[Self::Vector<S>], &[Self]);
+    /// Returns the weight at place `at` of each item.
+    fn widened<S: Simd>(simd: S, vector: Self::Vector<S>, at: usize) -> S::f32s;
+    /// Returns the weight at place `at`.
+    fn weight(self, at: usize) -> f32;
+}
+
+impl Item for f32 {
+    const WEIGHTS: usize = 1;
+    type Vector<S: Simd> = S::f32s;
+
+    #[inline(always)]
+    fn vectors<S: Simd>(items: &[Self]) -> (&[S::f32s], &[Self]) {
+        S::as_simd_f32s(items)
+    }
+
+    #[inline(always)]
+    fn widened<S: Simd>(_: S, vector: S::f32s, _: usize) -> S::f32s {
+        vector
+    }
+
+    #[inline(always)]
+    fn weight(self, _: usize) -> f32 {
+        self
+    }
+}
+
+impl Item for Pair {
+    const WEIGHTS: usize = 2;
+    type Vector<S: Simd> = S::u32s;
+
+    #[inline(always)]
+    fn vectors<S: Simd>(items: &[Self]) -> (&[S::u32s], &[Self]) {
+        let (vectors, rest) = S::as_simd_u32s(bytemuck::cast_slice(items));
+        (vectors, bytemuck::cast_slice(rest))
+    }
+
+    #[inline(always)]
+    fn widened<S: Simd>(simd: S, vector: S::u32s, at: usize) -> S::f32s {
+        simd.transmute_f32s_u32s(if at == 0 {
+            simd.wrapping_dyn_shl_u32s(vector, simd.splat_u32s(16))
+        } else {
+            simd.and_u32s(vector, simd.splat_u32s(0xFFFF_0000))
+        })
+    }
+
+    #[inline(always)]
+    fn weight(self, at: usize) -> f32 {
+        f32::from_bits(if at == 0 { self.0 << 16 } else { self.0 & 0xFFFF_0000 })
+    }
+}
+
+/// Returns rows of length `k` in the order in which [`multiply`] reads them with weights that are [`Pair`]s: of each two vectors,
+/// first the elements at even places, then those at odd ones. The rest, which does not fill two vectors, keeps its order.
+pub(super) fn deinterleaved(arch: Arch, x: &[f32], k: usize) -> Vec<f32> {
+    struct Lanes;
+    impl WithSimd for Lanes {
+        type Output = usize;
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            size_of::<S::f32s>() / size_of::<f32>()
+        }
+    }
+    let together = 2 * arch.dispatch(Lanes);
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(k) {
+        let vectors = row.chunks_exact(together);
+        let rest = vectors.remainder();
+        for vectors in vectors {
+            out.extend(vectors.iter().step_by(2));
+            out.extend(vectors.iter().skip(1).step_by(2));
+        }
+        out.extend(rest);
+    }
+    out
+}
+
+/// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does. A result has the same bits whatever rows
+/// are beside it.
+pub(super) fn multiply<W: Weights>(arch: Arch, x: &[f32], w: &[W], out: &mut [f32], k: usize) {
+    let row = k / W::Item::WEIGHTS;
+    assert!(row * W::Item::WEIGHTS == k && x.len().is_multiple_of(k), "rows must be whole items");
+    assert!(
+        w.len() / row * (x.len() / k) == out.len() && w.len().is_multiple_of(row),
+        "operands must be whole rows"
+    );
     arch.dispatch(Product { x, w, out, k });
 }
 
-struct Product<'a, T> {
+struct Product<'a, W> {
     x: &'a [f32],
-    w: &'a [T],
+    w: &'a [W],
     out: &'a mut [f32],
     k: usize,
 }
 
-impl<T: Float> WithSimd for Product<'_, T> {
+impl<W: Weights> WithSimd for Product<'_, W> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        if has_32_registers::<S>() { self.tiled::<S, TILE>(simd) } else { self.tiled::<S, 4>(simd) }
+    }
+}
+
+impl<W: Weights> Product<'_, W> {
+    /// Multiplies with tiles of R weight rows.
+    #[inline(always)]
+    fn tiled<S: Simd, const R: usize>(self, simd: S) {
         let Self { x, w, out, k } = self;
-        let n = w.len() / k;
+        let row = k / W::Item::WEIGHTS;
+        let n = w.len() / row;
         let mut buffer = [0.0f32; TILE * PIECE];
         out.fill(0.0);
-        let tiles = w.chunks_exact(TILE * k);
-        let last = tiles.remainder();
-        for (i, w) in tiles.enumerate() {
-            pieces::<S, T, TILE>(simd, x, w, &mut buffer, &mut out[i * TILE..], [k, n]);
-        }
-        for (i, w) in last.chunks_exact(k).enumerate() {
-            pieces::<S, T, 1>(simd, x, w, &mut buffer, &mut out[n / TILE * TILE + i..], [k, n]);
+        for (x, out) in x.chunks(ROWS * k).zip(out.chunks_mut(ROWS * n)) {
+            let width = (STAYING / (x.len() / k) / PIECE * PIECE).max(PIECE);
+            for from in (0..k).step_by(width) {
+                let part = from..k.min(from + width);
+                let tiles = w.chunks_exact(R * row);
+                let last = tiles.remainder();
+                for (i, w) in tiles.enumerate() {
+                    let out = &mut out[i * R..];
+                    pieces::<S, W, R>(simd, x, w, &mut buffer, out, (part.clone(), [k, n]));
+                }
+                for (i, w) in last.chunks_exact(row).enumerate() {
+                    let out = &mut out[n / R * R + i..];
+                    pieces::<S, W, 1>(simd, x, w, &mut buffer, out, (part.clone(), [k, n]));
+                }
+            }
         }
     }
 }
 
-/// Multiplies all activation rows with R weight rows, a piece at a time.
+/// Returns true unless vectors are those of x86 without AVX-512, which has 16 registers: too few for large tiles.
+const fn has_32_registers<S: Simd>() -> bool {
+    cfg!(not(target_arch = "x86_64")) || size_of::<S::f32s>() == 64
+}
+
+/// Multiplies a part of all activation rows with that of R weight rows, a piece at a time.
 #[inline(always)]
-fn pieces<S: Simd, T: Float, const R: usize>(
+fn pieces<S: Simd, W: Weights, const R: usize>(
     simd: S,
     x: &[f32],
-    w: &[T],
+    w: &[W],
     buffer: &mut [f32; TILE * PIECE],
     out: &mut [f32],
-    [k, n]: [usize; 2],
+    (part, [k, n]): (Range<usize>, [usize; 2]),
 ) {
-    for at in (0..k).step_by(PIECE) {
-        let width = PIECE.min(k - at);
-        let mut wide: [&[f32]; R] = [&[]; R];
+    let per = W::Item::WEIGHTS;
+    let end = part.end;
+    for at in part.step_by(PIECE) {
+        let width = PIECE.min(end - at);
+        let mut items: [&[W::Item]; R] = [&[]; R];
         let mut rest = &mut buffer[..];
         // R is a constant, so this loop is unrolled. Iterating over the rows of a slice makes the compiler gather addresses in
         // vectors, which takes longer than the product.
-        for (r, wide) in wide.iter_mut().enumerate() {
+        for (r, items) in items.iter_mut().enumerate() {
             let (buffer, others) = rest.split_at_mut(PIECE);
-            *wide = widened(&w[r * k + at..][..width], &mut buffer[..width]);
+            *items = W::items(&w[(r * k + at) / per..][..width / per], buffer);
             rest = others;
         }
-        strip::<S, R>(simd, x, wide, out, [k, n, at]);
+        // Processors do not prefetch the next short rows on their own.
+        let next = w.as_ptr().wrapping_add((R * (k + at)) / per).cast();
+        strip::<S, W::Item, R>(
+            simd,
+            x,
+            (items, Some(Next { from: next, step: R * size_of::<W>() })),
+            out,
+            [k, n, at],
+        );
     }
+}
+
+/// The memory to prefetch while a tile is multiplied.
+#[derive(Clone, Copy)]
+struct Next {
+    from: *const u8,
+    /// Bytes for each item.
+    step: usize,
 }
 
 /// Adds the products of the elements from `at` on of all activation rows with R pieces of weights.
 #[inline(always)]
-fn strip<S: Simd, const R: usize>(
+fn strip<S: Simd, I: Item, const R: usize>(
     simd: S,
     x: &[f32],
-    w: [&[f32]; R],
+    (w, mut next): ([&[I]; R], Option<Next>),
     out: &mut [f32],
     [k, n, at]: [usize; 3],
 ) {
-    let width = w[0].len();
+    let width = w[0].len() * I::WEIGHTS;
     let piece = |r: usize| &x[r * k + at..][..width];
     let m = x.len() / k;
     let mut r = 0;
-    // 16 sums, 4 weights and an activation need more than 16 registers, the number on x86 without AVX-512.
-    let has_room = cfg!(not(target_arch = "x86_64")) || size_of::<S::f32s>() == 64;
-    while has_room && r + 4 <= m {
-        let sums = simd.vectorize(Tile { x: [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)], w });
+    while has_32_registers::<S>() && r + 4 <= m {
+        let sums = simd.vectorize(Tile {
+            x: [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)],
+            w,
+            next: next.take(),
+        });
         add(sums, &mut out[r * n..], n);
         r += 4;
     }
     while r + 2 <= m {
-        add(simd.vectorize(Tile { x: [piece(r), piece(r + 1)], w }), &mut out[r * n..], n);
+        add(simd.vectorize(Tile { x: [piece(r), piece(r + 1)], w, next: next.take() }), &mut out[r * n..], n);
         r += 2;
     }
     for r in r..m {
-        add(simd.vectorize(Tile { x: [piece(r)], w }), &mut out[r * n..], n);
+        add(simd.vectorize(Tile { x: [piece(r)], w, next: next.take() }), &mut out[r * n..], n);
     }
 }
 
@@ -121,64 +292,66 @@ fn add<const C: usize, const R: usize>(sums: [[f32; R]; C], out: &mut [f32], n: 
 
 /// The products of each of C rows with each of R, all of one length. A separate function: inlined, its pointers would not stay in
 /// registers.
-struct Tile<'a, const C: usize, const R: usize> {
+struct Tile<'a, I, const C: usize, const R: usize> {
     x: [&'a [f32]; C],
-    w: [&'a [f32]; R],
+    w: [&'a [I]; R],
+    next: Option<Next>,
 }
 
-impl<const C: usize, const R: usize> WithSimd for Tile<'_, C, R> {
+impl<I: Item, const C: usize, const R: usize> WithSimd for Tile<'_, I, C, R> {
     type Output = [[f32; R]; C];
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
-        let Self { x, w } = self;
+        let Self { x, w, next } = self;
         let mut sums = [[simd.splat_f32s(0.0); R]; C];
-        let (xs, ws) = (x.map(|x| S::as_simd_f32s(x)), w.map(|w| S::as_simd_f32s(w)));
+        let ws = w.map(|w| I::vectors::<S>(w));
         let vectors = ws[0].0.len();
-        // Slices of this length avoid bounds checks in the loop below.
-        let (xv, wv) = (xs.map(|(x, _)| &x[..vectors]), ws.map(|(w, _)| &w[..vectors]));
+        let (lanes, multiplied) = (size_of::<S::f32s>() / size_of::<f32>(), vectors * I::WEIGHTS);
+        // Slices of these lengths avoid bounds checks in the loop below.
+        let (xv, wv) = (x.map(|x| &S::as_simd_f32s(x).0[..multiplied]), ws.map(|(w, _)| &w[..vectors]));
         for i in 0..vectors {
-            for (sums, x) in sums.iter_mut().zip(&xv) {
-                for (sum, w) in sums.iter_mut().zip(&wv) {
-                    *sum = simd.mul_add_e_f32s(x[i], w[i], *sum);
+            if let Some(Next { from, step }) = next {
+                for line in (0..step * lanes).step_by(64) {
+                    fetch(from.wrapping_add(i * step * lanes + line));
+                }
+            }
+            for at in 0..I::WEIGHTS {
+                let mut xs = [simd.splat_f32s(0.0); C];
+                for (x, xv) in xs.iter_mut().zip(&xv) {
+                    *x = xv[i * I::WEIGHTS + at];
+                }
+                for (row, w) in wv.iter().enumerate() {
+                    let w = I::widened(simd, w[i], at);
+                    for (sums, x) in sums.iter_mut().zip(&xs) {
+                        sums[row] = simd.mul_add_e_f32s(*x, w, sums[row]);
+                    }
                 }
             }
         }
-        // Loops instead of closures, which would be functions without the instruction set.
-        let mut all = [simd.splat_f32s(0.0); 16];
-        for (all, sums) in all.chunks_exact_mut(R).zip(&sums) {
-            all.copy_from_slice(sums);
-        }
-        let totals = totals(simd, all, C * R);
         let mut out = [[0.0; R]; C];
-        for (out, totals) in out.iter_mut().zip(totals.chunks_exact(R)) {
-            out.copy_from_slice(totals);
+        // Loops instead of closures, which would be functions without the instruction set.
+        for (out, sums) in out.as_flattened_mut().chunks_mut(16).zip(sums.as_flattened().chunks(16)) {
+            let mut all = [simd.splat_f32s(0.0); 16];
+            all[..sums.len()].copy_from_slice(sums);
+            out.copy_from_slice(&totals(simd, all, sums.len())[..out.len()]);
         }
         if ws[0].1.is_empty() {
             return out;
         }
-        for ((out, totals), (_, x_rest)) in out.iter_mut().zip(totals.chunks_exact(R)).zip(xs) {
-            for ((out, total), (_, w_rest)) in out.iter_mut().zip(totals).zip(ws) {
+        for (out, x) in out.iter_mut().zip(x) {
+            for (out, (_, w_rest)) in out.iter_mut().zip(ws) {
                 let mut rest = 0.0;
-                for (x, w) in x_rest.iter().zip(w_rest) {
-                    rest += x * w;
+                for (x, w) in x[multiplied * lanes..].chunks_exact(I::WEIGHTS).zip(w_rest) {
+                    for (at, x) in x.iter().enumerate() {
+                        rest += x * w.weight(at);
+                    }
                 }
-                *out = total + rest;
+                *out += rest;
             }
         }
         out
     }
-}
-
-/// Returns the values of a slice as `f32`: the slice itself if it is `f32`, otherwise widened into the buffer, which has the same
-/// length.
-#[inline(always)]
-fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
-    if T::DTYPE == f32::DTYPE {
-        return bytemuck::cast_slice(values);
-    }
-    T::widen_into(values, buffer);
-    buffer
 }
 
 /// Computes `out[r * n + i] = w[i] · x[r]` for all rows of length k of both; n rows of `w`.
@@ -186,12 +359,12 @@ fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
 pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out: &mut [f32], k: usize) {
     let n = w.len() / k;
     out.fill(0.0);
-    for (i, rows) in w.chunks_exact(TILE * k).enumerate() {
+    for (i, rows) in w.chunks_exact(PAIRS * k).enumerate() {
         let (two, last) = rows.split_at(2 * k);
         let ((a, b), (c, d)) = (two.split_at(k), last.split_at(k));
-        strip::<S, 4>(simd, x, [a, b, c, d], &mut out[i * TILE..], [k, n, 0]);
+        strip::<S, f32, PAIRS>(simd, x, ([a, b, c, d], None), &mut out[i * PAIRS..], [k, n, 0]);
     }
-    debug_assert!(n.is_multiple_of(TILE));
+    debug_assert!(n.is_multiple_of(PAIRS));
 }
 
 /// Adds the rows of `values` in `range` to each row of `sums`, each multiplied by its weight. A row of weights has `stride`

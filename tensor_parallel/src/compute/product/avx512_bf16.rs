@@ -1,5 +1,6 @@
-//! Tiles of sums of several rows. A vector holds 4 elements of each of 8 activation rows, and is multiplied by the same 4
-//! elements of a weight row. So a tile needs few loads for its products, and its sums need few additions at the end.
+//! Products of bf16 with AVX-512's dot products of pairs. Weights are read in place. A vector holds 4 elements of each of 8
+//! activation rows, and is multiplied by the same 4 elements of a weight row. So a tile needs few loads for its products, and its
+//! sums need few additions at the end. Fewer rows take the same instructions: memory limits them.
 
 #![expect(
     unsafe_code,
@@ -7,15 +8,14 @@
 )]
 
 use std::arch::x86_64::{
-    __m512, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi64, _mm512_setzero_ps,
-    _mm512_setzero_si512, _mm512_shuffle_ps,
+    __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi64,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_ps,
 };
 
 use half::bf16;
 
-use super::dot::pairs;
-use super::fetch;
-use crate::compute::product::instruction_set;
+use super::fetch::fetch;
+use super::instruction_set;
 use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
@@ -34,9 +34,12 @@ const GROUPS: usize = 3;
 const WEIGHT_ROWS: usize = 48;
 /// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
 const ACTIVATION_BYTES: usize = 256 << 10;
+/// Prefetch distance in each weight row, in elements: processors do not prefetch several short rows on their own.
+const AHEAD: usize = 512;
+
 /// Activations in the order in which they are multiplied: groups of 8 rows, 4 elements of each row in turn, with zeros after the
 /// last elements and the last row.
-pub(in crate::compute::product) struct Packed {
+pub(super) struct Packed {
     values: Array<bf16>,
     rows: usize,
     columns: usize,
@@ -118,7 +121,11 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     let mut sums = [[_mm512_setzero_ps(); C]; WEIGHTS];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
-        fetch::<WEIGHTS>(w, line, k);
+        // Past a row's end, the rows that follow are next.
+        let ahead = if line + AHEAD < k { line + AHEAD } else { line + AHEAD + (WEIGHTS - 1) * k };
+        for row in 0..WEIGHTS {
+            fetch(w.as_ptr().wrapping_add(row * k + ahead));
+        }
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
             let mut xs = [_mm512_setzero_si512(); C];
             for (c, to) in xs.iter_mut().enumerate() {
@@ -181,4 +188,11 @@ fn by_row(sums: &[__m512; WEIGHTS]) -> [[f32; WEIGHTS]; ROWS] {
         }
     }
     out
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(x: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes of any content.
+    unsafe { std::mem::transmute(x) }
 }
