@@ -7,9 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Resource, getrlimit};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections, regardless of the limit on open files.
-const MOST: u64 = 4096;
-
 /// A connection's place among those that have not proved themselves. Exactly one of its two ends takes it: the task, which
 /// [leaves](Self::leave), or the queue, which evicts it.
 #[derive(Clone, Default, Debug)]
@@ -42,23 +39,18 @@ pub struct HalfOpen {
 }
 
 impl Default for HalfOpen {
-    /// Allows 4096 connections, or a quarter of the limit on open files if that is less: the rest is the application's.
+    /// Allows 4096 connections, or a quarter of the limit on open files if that is less.
     fn default() -> Self {
-        Self::within(MOST, 1)
+        Self::at_most(4096)
     }
 }
 
 impl HalfOpen {
-    /// Allows this number of connections, or three quarters of the limit on open files if that is less: for a server whose clients
-    /// may all connect at once.
+    /// Allows this number of connections, or a quarter of the limit on open files if that is less: the rest is the application's,
+    /// or is for the pipes and connections of ranks.
     pub fn at_most(most: usize) -> Self {
-        Self::within(most as u64, 3)
-    }
-
-    /// Allows connections to use this number of quarters of the limit on open files.
-    fn within(most: u64, quarters: u64) -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self::new(usize::try_from(most.min(descriptors / 4 * quarters)).unwrap_or(usize::MAX).max(1))
+        Self::new(most.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1))
     }
 
     fn new(most: usize) -> Self {
