@@ -58,12 +58,18 @@ impl HalfOpen {
     }
 
     /// Adds a new connection's task. Ends the oldest if there are too many, and returns the number of ended ones.
-    pub fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
+    ///
+    /// On a runtime of one thread, they have closed their connections then, and the others have had their turn: accepting more
+    /// connections at once would leave neither descriptors nor time for those that prove themselves.
+    pub async fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
         if self.tasks.len() >= self.most {
             self.forget();
         }
         let evicted = self.evict((self.tasks.len() + 1).saturating_sub(self.most));
         self.tasks.push_back((task, admission));
+        if evicted > 0 {
+            tokio::task::yield_now().await;
+        }
         evicted
     }
 
@@ -102,14 +108,15 @@ mod tests {
             let mut half_open = HalfOpen::new(2);
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let done = tokio::spawn(async {});
-            assert_eq!(half_open.push(done.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(done.abort_handle(), AdmissionToken::default()).await, 0);
             done.await.unwrap();
             let [first, second, third] = [waiting(), waiting(), waiting()];
-            assert_eq!(half_open.push(first.abort_handle(), AdmissionToken::default()), 0);
-            assert_eq!(half_open.push(second.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(first.abort_handle(), AdmissionToken::default()).await, 0);
+            assert_eq!(half_open.push(second.abort_handle(), AdmissionToken::default()).await, 0);
             tokio::task::yield_now().await;
             assert!(!first.is_finished(), "the finished one made room");
-            assert_eq!(half_open.push(third.abort_handle(), AdmissionToken::default()), 1);
+            assert_eq!(half_open.push(third.abort_handle(), AdmissionToken::default()).await, 1);
+            assert!(first.is_finished(), "its descriptor is free at once");
             assert!(first.await.unwrap_err().is_cancelled());
             assert_eq!(half_open.shed(), 1);
             assert!(second.await.unwrap_err().is_cancelled());
@@ -126,9 +133,9 @@ mod tests {
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let [proved, outsider] = [waiting(), waiting()];
             let admission = AdmissionToken::default();
-            half_open.push(proved.abort_handle(), admission.clone());
+            half_open.push(proved.abort_handle(), admission.clone()).await;
             admission.leave();
-            assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()).await, 0);
             assert_eq!(half_open.shed(), 1);
             assert!(outsider.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;
