@@ -270,7 +270,10 @@ fn strangers_who_connect_all_the_time_keep_no_rank_out() {
         again = again.display(),
     );
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).env("RYZ_RENDEZVOUS__HANDSHAKE_TIMEOUT", "1h");
+    command
+        .args(["-c", &script])
+        .env("RYZ_RENDEZVOUS__HANDSHAKE_TIMEOUT", "1h")
+        .env("RYZ_RENDEZVOUS__TIMEOUT", "5m");
     let run = Run::of(command);
     let connect = || TcpStream::connect(address).ok();
     let mut first = eventually(connect).expect("the job listens");
