@@ -64,9 +64,11 @@ fn near(processors: &Path, own: usize, others: &CpuSet) -> CpuSet {
     let is_node = |name: &OsString| name.as_encoded_bytes().starts_with(b"node");
     let Some(node) = entries.map(|entry| entry.file_name()).find(is_node) else { return *others };
     let mut near = CpuSet::new();
-    (0..CpuSet::MAX_CPU)
-        .filter(|number| others.is_set(*number) && folder(*number).join(&node).exists())
-        .for_each(|number| near.set(number));
+    for number in 0..CpuSet::MAX_CPU {
+        if others.is_set(number) && folder(number).join(&node).exists() {
+            near.set(number);
+        }
+    }
     if near.count() > 0 { near } else { *others }
 }
 
@@ -93,7 +95,9 @@ mod tests {
         }
         let set = |numbers: &[usize]| {
             let mut set = CpuSet::new();
-            numbers.iter().for_each(|number| set.set(*number));
+            for number in numbers {
+                set.set(*number);
+            }
             set
         };
         let near = |own, others: &[usize]| near(folder.path(), own, &set(others));
