@@ -130,7 +130,7 @@ impl Acceptor {
                     }
                 }
             });
-            self.counts.evicted(half_open.push(task.abort_handle(), admission));
+            self.counts.evicted(half_open.push(task.abort_handle(), admission).await);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 
-use super::folder::{self, FolderError};
+use super::sockets::{self, SocketError};
 use super::wire::Job;
 
 /// Timeout of a launcher's answer. It may be busy for some seconds when the job ends.
@@ -18,11 +18,11 @@ const MOST_BYTES: u64 = 64 << 20;
 /// The reason why the state of a job is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusError {
-    /// The folder of the sockets cannot be used.
+    /// The folder of the sockets cannot be listed, or none of them be used.
     #[error("cannot look for running jobs: {0}")]
-    Folder(#[from] FolderError),
+    Sockets(#[from] SocketError),
     /// A launcher exists and does not answer.
-    #[error("{path}: the launcher of this job does not answer: {why}; the file's name begins with the launcher's process id: inspect it with ps, or end it", path = .path.display())]
+    #[error("{path}: the launcher of this job does not answer: {why}; the number in the file's name is the launcher's process id: inspect it with ps, or end it", path = .path.display())]
     Silent {
         /// Path of the socket of the launcher.
         path: PathBuf,
@@ -40,10 +40,10 @@ pub struct Client {
 /// Returns the launchers of this user that run on this host, with sockets in `folder`.
 ///
 /// # Errors
-/// [`StatusError::Folder`] if the folder is not this user's alone.
+/// [`StatusError::Sockets`] if the folder cannot be listed.
 pub fn find(folder: &Path) -> Result<Vec<Client>, StatusError> {
     // Each is asked when its turn comes: an answer waits for no other launcher.
-    Ok(folder::live(folder)?.into_iter().map(|path| Client { path }).collect())
+    Ok(sockets::live(folder)?.into_iter().map(|path| Client { path }).collect())
 }
 
 impl Client {
@@ -53,7 +53,7 @@ impl Client {
     /// [`StatusError::Silent`] if the launcher exists and does not answer.
     pub fn job(&self) -> Result<Option<Job>, StatusError> {
         let Self { path } = self;
-        let why = match folder::connect(path).and_then(|stream| read(&stream)) {
+        let why = match sockets::connect(path).and_then(|stream| read(&stream)) {
             // A launcher that ends closes the connection, and may have written a part of its answer.
             Ok(answer) => match Job::decode_length_delimited(&answer[..]) {
                 Ok(job) => return Ok(Some(job)),

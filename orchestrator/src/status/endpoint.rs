@@ -1,6 +1,5 @@
 //! The server in a launcher: it sends the state of its job to each process of this user that connects to a Unix socket.
 
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::client::PATIENCE;
-use super::folder::{self, FolderError};
+use super::sockets::{self, SocketError};
 use super::wire;
 
 /// The socket of one job, served until this is dropped, which removes it.
@@ -29,11 +28,11 @@ impl Endpoint {
     /// Listens on the runtime of this thread.
     ///
     /// # Errors
-    /// Fails when the folder is not this user's alone, or the system refuses the socket.
-    pub(crate) fn serve(folder: &Path) -> Result<Self, FolderError> {
+    /// Fails when the system refuses the socket.
+    pub(crate) fn serve(folder: &Path) -> Result<Self, SocketError> {
         let socket = Bound::new(folder.to_owned())?;
         // Removes the sockets of killed launchers. Faults of other sockets do not concern this one.
-        let _ = folder::live(folder);
+        let _ = sockets::live(folder);
         Ok(Self { socket, is_lost: false })
     }
 
@@ -41,7 +40,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// Fails the first time that the socket has gone and cannot be made again.
-    pub(crate) fn renew(&mut self) -> Result<(), FolderError> {
+    pub(crate) fn renew(&mut self) -> Result<(), SocketError> {
         if self.socket.is_there() {
             return Ok(());
         }
@@ -71,7 +70,7 @@ impl Endpoint {
                 }
             };
             match stream.peer_cred() {
-                Ok(peer) if is_admitted(peer.uid(), folder::user()) => return Question(stream),
+                Ok(peer) if is_admitted(peer.uid(), sockets::user()) => return Question(stream),
                 Ok(peer) => tracing::warn!(user = peer.uid(), "refused another user at the status endpoint"),
                 Err(error) => {
                     tracing::debug!(%error, "cannot find out which user connected to the status endpoint");
@@ -106,10 +105,9 @@ fn inode(path: &Path) -> Option<Inode> {
 }
 
 impl Bound {
-    fn new(folder: PathBuf) -> Result<Self, FolderError> {
-        folder::make(&folder)?;
-        let path = folder::socket(&folder, std::process::id());
-        let listener = listen(&path).map_err(FolderError::system(&path))?;
+    fn new(folder: PathBuf) -> Result<Self, SocketError> {
+        let (path, listener) = sockets::listen(&folder).map_err(SocketError::at(&folder))?;
+        let listener = UnixListener::from_std(listener).map_err(SocketError::at(&path))?;
         let inode = inode(&path);
         Ok(Self { folder, path, inode, listener })
     }
@@ -128,16 +126,6 @@ impl Drop for Bound {
     }
 }
 
-/// Listens under another name first: a client that finds the name finds a socket that listens.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let unfinished = path.with_extension("new");
-    // The file of a killed process with the same id.
-    let _ = std::fs::remove_file(&unfinished);
-    let listener = UnixListener::bind(&unfinished)?;
-    std::fs::rename(&unfinished, path)?;
-    Ok(listener)
-}
-
 const fn is_admitted(peer: u32, me: u32) -> bool {
     peer == me || peer == 0
 }
@@ -147,13 +135,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_socket_that_was_removed_with_its_folder_is_made_again() {
-        let outside = tempfile::tempdir().unwrap();
-        let folder = outside.path().join("ryz");
-        let mut endpoint = Endpoint::serve(&folder).unwrap();
-        std::fs::remove_dir_all(&folder).unwrap();
+    async fn a_socket_that_was_removed_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut endpoint = Endpoint::serve(folder.path()).unwrap();
+        std::fs::remove_file(&endpoint.socket.path).unwrap();
         endpoint.renew().unwrap();
-        assert_eq!(folder::live(&folder).unwrap().len(), 1);
+        assert_eq!(sockets::live(folder.path()).unwrap().len(), 1);
         let before = inode(&endpoint.socket.path);
         endpoint.renew().unwrap();
         assert_eq!(inode(&endpoint.socket.path), before, "it is there");
@@ -162,23 +149,23 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_folder_that_cannot_be_made_again_is_told_once() {
+    async fn a_socket_that_cannot_be_made_again_is_told_once() {
         let outside = tempfile::tempdir().unwrap();
-        let folder = outside.path().join("ryz");
+        let folder = outside.path().join("runtime");
+        std::fs::create_dir(&folder).unwrap();
         let mut endpoint = Endpoint::serve(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
-        std::fs::write(&folder, "not a folder").unwrap();
         endpoint.renew().expect_err("told");
         endpoint.renew().expect("told before");
-        std::fs::remove_file(&folder).unwrap();
+        std::fs::create_dir(&folder).unwrap();
         endpoint.renew().unwrap();
-        assert_eq!(folder::live(&folder).unwrap().len(), 1);
+        assert_eq!(sockets::live(&folder).unwrap().len(), 1);
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_socket_of_another_process_is_left_alone() {
-        let outside = tempfile::tempdir().unwrap();
-        let endpoint = Endpoint::serve(&outside.path().join("ryz")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::serve(folder.path()).unwrap();
         let path = endpoint.socket.path.clone();
         std::fs::remove_file(&path).unwrap();
         let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();

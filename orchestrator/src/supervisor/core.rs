@@ -110,6 +110,8 @@ pub(crate) enum Action {
     TellContinued(Rank),
     /// Send this signal to every rank's process group.
     Signal(i32),
+    /// Tell the user that this signal changes nothing: the ranks have been asked to end, and are killed after this time.
+    TellAskedBefore(i32, Duration),
     /// Kill all descendants of the launcher.
     Kill,
     /// End all leftovers of the ranks, and tell the user that the job is restarted.
@@ -275,8 +277,11 @@ impl Core {
                 // process, and then its group.
                 Phase::Terminating { kill_at } if self.interrupted.is_some() => {
                     let asked = kill_at.saturating_sub(self.policy.grace);
-                    let is_again = signal == signal::INTERRUPT && now.saturating_sub(asked) >= AT_ONCE;
-                    if is_again { self.kill(now) } else { Vec::new() }
+                    match signal {
+                        _ if now.saturating_sub(asked) < AT_ONCE => Vec::new(),
+                        signal::INTERRUPT => self.kill(now),
+                        _ => vec![Action::TellAskedBefore(signal, kill_at.saturating_sub(now))],
+                    }
                 }
                 Phase::Running | Phase::AwaitingExits { .. } | Phase::Terminating { .. } => {
                     self.interrupted = Some(signal);

@@ -260,7 +260,11 @@ impl<'a> Supervisor<'a> {
     fn serve_status(&self) -> Option<Endpoint> {
         let folder = self.job.status_folder.as_ref()?;
         Endpoint::serve(folder)
-            .inspect_err(|error| tell(&format!("`ryz status` cannot show this job: {error}")))
+            .inspect_err(|error| {
+                tell(&format!(
+                    "`ryz status` cannot show this job: {error}; it looks in XDG_RUNTIME_DIR, if that is a folder of this user"
+                ));
+            })
             .ok()
     }
 
@@ -486,6 +490,11 @@ impl<'a> Supervisor<'a> {
                     self.signal(signal);
                 }
             }
+            Action::TellAskedBefore(signal, left) => tell(&format!(
+                "received {}; the ranks have been asked to end already, and are killed in {} s, or at once by SIGINT (Ctrl-C)",
+                signal_name(signal, "", ""),
+                left.as_secs_f64().ceil()
+            )),
             Action::Kill => descendants::kill(),
             Action::Restart { epoch, number, wait } => {
                 metrics::counter!(crate::metric_names::RESTARTS.name).increment(1);

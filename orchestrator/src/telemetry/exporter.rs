@@ -54,7 +54,7 @@ async fn accept(listener: tokio::net::TcpListener, page: &PrometheusHandle) {
                     // A client that disconnects, or takes too long, gets nothing.
                     let _ = timeout(PATIENCE, answer(stream, &page)).await;
                 });
-                clients.push(task.abort_handle(), AdmissionToken::default());
+                clients.push(task.abort_handle(), AdmissionToken::default()).await;
             }
             Err(error) => {
                 // Most likely the process has no descriptors left: make room, and do not spin.

@@ -7,9 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Resource, getrlimit};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections, regardless of the limit on open files.
-const MOST: u64 = 4096;
-
 /// A connection's place among those that have not proved themselves. Exactly one of its two ends takes it: the task, which
 /// [leaves](Self::leave), or the queue, which evicts it.
 #[derive(Clone, Default, Debug)]
@@ -42,23 +39,18 @@ pub struct HalfOpen {
 }
 
 impl Default for HalfOpen {
-    /// Allows 4096 connections, or a quarter of the limit on open files if that is less: the rest is the application's.
+    /// Allows 4096 connections, or a quarter of the limit on open files if that is less.
     fn default() -> Self {
-        Self::within(MOST, 1)
+        Self::at_most(4096)
     }
 }
 
 impl HalfOpen {
-    /// Allows this number of connections, or three quarters of the limit on open files if that is less: for a server whose clients
-    /// may all connect at once.
+    /// Allows this number of connections, or a quarter of the limit on open files if that is less: the rest is the application's,
+    /// or is for the pipes and connections of ranks.
     pub fn at_most(most: usize) -> Self {
-        Self::within(most as u64, 3)
-    }
-
-    /// Allows connections to use this number of quarters of the limit on open files.
-    fn within(most: u64, quarters: u64) -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self::new(usize::try_from(most.min(descriptors / 4 * quarters)).unwrap_or(usize::MAX).max(1))
+        Self::new(most.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1))
     }
 
     fn new(most: usize) -> Self {
@@ -66,12 +58,18 @@ impl HalfOpen {
     }
 
     /// Adds a new connection's task. Ends the oldest if there are too many, and returns the number of ended ones.
-    pub fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
+    ///
+    /// On a runtime of one thread, they have closed their connections then, and the others have had their turn: accepting more
+    /// connections at once would leave neither descriptors nor time for those that prove themselves.
+    pub async fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
         if self.tasks.len() >= self.most {
             self.forget();
         }
         let evicted = self.evict((self.tasks.len() + 1).saturating_sub(self.most));
         self.tasks.push_back((task, admission));
+        if evicted > 0 {
+            tokio::task::yield_now().await;
+        }
         evicted
     }
 
@@ -110,14 +108,15 @@ mod tests {
             let mut half_open = HalfOpen::new(2);
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let done = tokio::spawn(async {});
-            assert_eq!(half_open.push(done.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(done.abort_handle(), AdmissionToken::default()).await, 0);
             done.await.unwrap();
             let [first, second, third] = [waiting(), waiting(), waiting()];
-            assert_eq!(half_open.push(first.abort_handle(), AdmissionToken::default()), 0);
-            assert_eq!(half_open.push(second.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(first.abort_handle(), AdmissionToken::default()).await, 0);
+            assert_eq!(half_open.push(second.abort_handle(), AdmissionToken::default()).await, 0);
             tokio::task::yield_now().await;
             assert!(!first.is_finished(), "the finished one made room");
-            assert_eq!(half_open.push(third.abort_handle(), AdmissionToken::default()), 1);
+            assert_eq!(half_open.push(third.abort_handle(), AdmissionToken::default()).await, 1);
+            assert!(first.is_finished(), "its descriptor is free at once");
             assert!(first.await.unwrap_err().is_cancelled());
             assert_eq!(half_open.shed(), 1);
             assert!(second.await.unwrap_err().is_cancelled());
@@ -134,9 +133,9 @@ mod tests {
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let [proved, outsider] = [waiting(), waiting()];
             let admission = AdmissionToken::default();
-            half_open.push(proved.abort_handle(), admission.clone());
+            half_open.push(proved.abort_handle(), admission.clone()).await;
             admission.leave();
-            assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()), 0);
+            assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()).await, 0);
             assert_eq!(half_open.shed(), 1);
             assert!(outsider.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;

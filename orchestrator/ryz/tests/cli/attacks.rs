@@ -1,14 +1,19 @@
 //! What another user, the program that starts the launcher, its files and its ranks' children can do to a job.
 
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Run, command_line, eventually, ryz, text};
+use crate::support::{LONG, Run, command_line, eventually, ryz, text};
 
 const RYZ: &str = env!("CARGO_BIN_EXE_ryz");
 
@@ -78,6 +83,26 @@ fn two_requests_to_end_at_once_leave_the_ranks_their_grace() {
     let output = run.finish();
     assert_eq!(output.status.code(), Some(143));
     assert!(text(&output.stdout).contains("ended well"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_later_request_to_end_is_told_that_it_changes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let end = folder.path().join("end");
+    let script = format!("trap '' TERM; echo ready; until [ -e {} ]; do sleep 0.1; done", end.display());
+    let run = Run::new(&["launch", "-n", "1", "--", "sh", "-c", &script], &[("RYZ_LAUNCH__GRACE", "1h")]);
+    assert!(eventually(|| (run.unread()[0] > 0).then_some(())).is_some(), "not ready");
+    let is_told = || {
+        run.signal(Signal::TERM);
+        (run.unread()[1] > 0).then_some(())
+    };
+    assert!(eventually(is_told).is_some(), "it is silent");
+    std::fs::write(&end, "").expect("written");
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(143));
+    let stderr = text(&output.stderr);
+    let told = "ryz: received SIGTERM; the ranks have been asked to end already, and are killed in ";
+    assert!(stderr.starts_with(told) && stderr.contains(" s, or at once by SIGINT (Ctrl-C)"), "{stderr}");
 }
 
 #[test]
@@ -229,6 +254,104 @@ fn a_limit_on_the_size_of_files_leaves_sockets_and_is_told_of_a_log() {
     assert!(output.status.success(), "{stderr}");
     assert!(stdout.contains(" tcp/") && stdout.contains("all values are right"), "{stdout}");
     assert!(stderr.contains("stdout.log: File too large (os error 27)"), "{stderr}");
+}
+
+#[test]
+fn strangers_who_connect_all_the_time_keep_no_rank_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [full, again] = ["full", "again"].map(|name| folder.path().join(name));
+    let address = free_address();
+    // So few descriptors that those of strangers and of ranks compete, also when the ranks are started a second time.
+    let script = format!(
+        "ulimit -n 64; exec {RYZ} launch -n 4 --max-restarts 1 --backend tcp --rendezvous {address} -- sh -c '\
+         if [ -e {again} ]; then exec {RYZ} bench --op all_reduce --sizes 1KB --iters 5; fi; \
+         until [ -e {full} ]; do sleep 0.1; done; touch {again}; exit 1'",
+        full = full.display(),
+        again = again.display(),
+    );
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &script])
+        .env("RYZ_RENDEZVOUS__HANDSHAKE_TIMEOUT", "1h")
+        .env("RYZ_RENDEZVOUS__TIMEOUT", "5m");
+    let run = Run::of(command);
+    let connect = || TcpStream::connect(address).ok();
+    let mut first = eventually(connect).expect("the job listens");
+    let (is_over, began) = (AtomicBool::new(false), Instant::now());
+    let flood = || {
+        let mut idle = VecDeque::new();
+        // A test that fails does not tell.
+        while !is_over.load(Ordering::Relaxed) && began.elapsed() < LONG {
+            idle.extend(connect());
+            if idle.len() > 200 {
+                idle.pop_front();
+            }
+        }
+    };
+    let output = std::thread::scope(|scope| {
+        let _strangers = [scope.spawn(flood), scope.spawn(flood)];
+        hung_up_on(&mut first);
+        std::fs::write(&full, "").expect("written");
+        let output = run.finish();
+        is_over.store(true, Ordering::Relaxed);
+        output
+    });
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && stdout.contains("all values are right"), "{stderr}");
+}
+
+#[test]
+fn strangers_who_say_nothing_are_hung_up_on() {
+    let address = free_address();
+    let run = Run::new(
+        &["launch", "-n", "1", "--rendezvous", &address.to_string(), "--", "sleep", "625"],
+        &[("RYZ_RENDEZVOUS__HANDSHAKE_TIMEOUT", "500ms")],
+    );
+    run.wait_for(1, "sleep 625");
+    hung_up_on(&mut TcpStream::connect(address).expect("connected"));
+}
+
+/// An address for a rendezvous.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port")
+}
+
+/// Waits until the other end closes the connection.
+fn hung_up_on(stream: &mut TcpStream) {
+    stream.set_read_timeout(Some(LONG)).expect("set");
+    match stream.read(&mut [0]) {
+        Ok(read) => assert_eq!(read, 0, "it was answered"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "still open"),
+    }
+}
+
+#[test]
+fn a_job_is_found_in_a_folder_where_others_may_take_any_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o1777)).expect("opened");
+    let runtime = [("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path"))];
+    let run = Run::new(&["launch", "-n", "1", "--", "sleep", "626"], &runtime);
+    run.wait_for(1, "sleep 626");
+    std::fs::create_dir(folder.path().join("ryz")).expect("a folder");
+    let mut others = Vec::new();
+    if rustix::process::geteuid().is_root() {
+        let stranger = STRANGER.parse().ok();
+        for name in ["ryz-1-x.sock", "ryz-9999999-x.sock"] {
+            let path = folder.path().join(name);
+            others.push(UnixListener::bind(&path).expect("a socket"));
+            std::os::unix::fs::chown(&path, stranger, stranger).expect("given away by root");
+        }
+    } else {
+        eprintln!("not tried: only root can make a socket of another user");
+    }
+    let status = || Run::new(&["status", "--format", "json"], &runtime).finish();
+    let output = eventually(|| Some(status()).filter(|output| output.status.success())).expect("found");
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((stdout.matches("\"job\":").count(), &*stderr), (1, ""), "{stdout}");
+    for other in others {
+        other.set_nonblocking(true).expect("set");
+        assert!(other.accept().is_err(), "others were asked");
+    }
 }
 
 #[test]

@@ -215,9 +215,8 @@ fn status_is_redrawn_in_its_place_until_the_job_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let environment = [("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path"))];
     let run = Run::new(&["launch", "-n", "3", "--", "sleep", "600"], &environment);
-    let sockets =
-        || std::fs::read_dir(folder.path().join("ryz")).is_ok_and(|mut sockets| sockets.next().is_some());
-    eventually(|| sockets().then_some(())).expect("the job serves its state");
+    let serves = || std::fs::read_dir(folder.path()).is_ok_and(|mut sockets| sockets.next().is_some());
+    eventually(|| serves().then_some(())).expect("the job serves its state");
     let session = Session::start_in(&["status"], 60, &environment);
     let redrawn = || String::from_utf8_lossy(&session.written.lock().expect("no panic")).contains("A\x1b[J");
     eventually(|| redrawn().then_some(())).expect("the table is redrawn");

@@ -146,6 +146,10 @@ impl SmallJob {
             Action::TellContinued(rank) => {
                 ensure(self.processes[rank.index()] == Process::Runs, || format!("{rank} does not run"))?;
             }
+            Action::TellAskedBefore(..) => {
+                let is_asked = self.is_signalled && self.killed_at.is_none();
+                ensure(is_asked, || "the ranks have not been asked, or are being killed".into())?;
+            }
             Action::Signal(_) => self.is_signalled = true,
             Action::Kill => {
                 self.is_signalled = true;

@@ -205,7 +205,7 @@ impl Run<'_> {
     /// Returns true if another rank of this processor can continue only when this one yields.
     fn shares_processor(&mut self) -> bool {
         let own = rustix::thread::sched_getcpu();
-        let (mut taken, mut below, mut above) = (vec![own], false, false);
+        let (mut taken, mut below, mut above) = (Vec::new(), false, false);
         // Every peer is told, also after one that shares the processor.
         for peer in self.links.ids() {
             let Some(theirs) = self.links[peer].exchange_processors(own as u32) else { continue };
@@ -215,7 +215,7 @@ impl Run<'_> {
             above |= theirs as usize == own && !is_lower;
         }
         if below && !self.context.spin.yields {
-            return !leave_processor(&taken);
+            return !leave_processor(own, &taken);
         }
         below || above
     }

@@ -51,7 +51,7 @@ impl Acceptor {
                     continue;
                 }
             };
-            evicted(half_open.push(task.abort_handle(), admission));
+            evicted(half_open.push(task.abort_handle(), admission).await);
         }
     }
 
