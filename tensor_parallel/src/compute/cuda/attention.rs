@@ -1,4 +1,5 @@
-//! Attention on a GPU, with the kernels of `attention.cu`, `decode.cu` and `prefill.cu` or `prefill_tensor.cu`.
+//! Attention on a GPU, with the kernels of `attention.cu`, `decode.cu` and one of `prefill.cu`, `prefill_mma.cu` and
+//! `prefill_wgmma.cu`.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -16,7 +17,7 @@ use crate::tensor::Tensor;
 /// Number of counters of a launch of `decode`: the maximum length of the second dimension of its grid.
 pub(super) const ARRIVALS: usize = 65_535;
 
-/// Threads of a block, as in `decode.cu` and `prefill.cu`.
+/// Threads of a block of `decode.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
 /// The minimum number of positions in a split. Smaller splits cost more to combine than they save.
@@ -41,17 +42,62 @@ fn heads_a_block(group: usize, head_dim: usize) -> usize {
     (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
 }
 
-/// Returns true if `prefill_tensor.cu` supports these arguments.
-pub(super) fn suits_tensor_cores(dtype: DType, head_dim: usize, capability: (u32, u32)) -> bool {
-    dtype != DType::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
+/// The kernel for the attention of many new positions.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Prefill {
+    /// `prefill.cu`, which computes in `f32`.
+    Vectors,
+    /// `prefill_mma.cu`, with tensor cores.
+    Mma,
+    /// `prefill_wgmma.cu`, with the tensor cores of Hopper.
+    Wgmma,
 }
 
-/// Returns the number of queries in a tile of `prefill`.
-fn tile(head_dim: usize, tensor: bool) -> usize {
-    match (tensor, head_dim) {
-        (true, _) => 64,
-        (false, ..=128) => 32,
-        (false, _) => 16,
+impl Prefill {
+    /// Returns the fastest kernel that supports these arguments.
+    pub(super) fn choose(dtype: DType, head_dim: usize, capability: (u32, u32)) -> Self {
+        match capability {
+            _ if dtype == DType::F32 => Self::Vectors,
+            // Only this architecture has the instructions.
+            (9, _) if [64, 128].contains(&head_dim) => Self::Wgmma,
+            (8.., _) if head_dim.is_multiple_of(16) && head_dim <= 128 => Self::Mma,
+            _ => Self::Vectors,
+        }
+    }
+
+    /// Returns the macro that compiles it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Vectors => "VECTORS",
+            Self::Mma => "MMA",
+            Self::Wgmma => "WGMMA",
+        }
+    }
+
+    /// Returns the number of queries in a tile.
+    fn queries(self, head_dim: usize) -> usize {
+        match self {
+            Self::Vectors if head_dim <= 128 => 32,
+            Self::Vectors => 16,
+            Self::Mma => 64,
+            Self::Wgmma => 128,
+        }
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            Self::Vectors | Self::Mma => 128,
+            Self::Wgmma => 256,
+        }
+    }
+
+    /// Returns the bytes of dynamic shared memory.
+    fn shared_bytes(self, head_dim: usize) -> u32 {
+        match self {
+            Self::Vectors | Self::Mma => 0,
+            // A tile of queries, two of keys and two of values, each as long as a head, from a multiple of 1024 on.
+            Self::Wgmma => ((128 + 4 * head_dim) * head_dim * 2 + 1023) as u32,
+        }
     }
 }
 
@@ -114,8 +160,8 @@ impl Cuda {
         let (start, rows) = (part.rows.start, part.rows.len());
         let (dtype, group) = (qkv.dtype(), heads / kv_heads);
         let shape = Shape { rows: to_u32("positions", rows)?, ..shape };
-        let tensor = suits_tensor_cores(dtype, head_dim, self.gpu.device.info().capability);
-        let source = Source::Attention(dtype, head_dim, group, tensor);
+        let prefill_by = Prefill::choose(dtype, head_dim, self.gpu.device.info().capability);
+        let source = Source::Attention(dtype, head_dim, group, prefill_by);
         let device = batch.device()?;
         let (slots, rotations) = (2 * size_of::<u32>(), head_dim * size_of::<f32>());
         assert!(device.state.bytes() >= part.rows.end * slots, "a batch has the slots of all its tokens");
@@ -154,12 +200,13 @@ impl Cuda {
         // SAFETY: a block reads the slot and rotations of one row, and one key and value head of the input, and writes them to
         // that slot of the cache, which was checked as above.
         unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
-        let tiles = (rows * group).div_ceil(tile(head_dim, tensor)) as u32;
+        let tiles = (rows * group).div_ceil(prefill_by.queries(head_dim)) as u32;
         let mut prefill = begin("prefill")?;
         prefill.read(&cache.keys)?.read(&cache.values)?.write_from(y, start)?.value(shape);
+        let (threads, shared) = (prefill_by.threads(), prefill_by.shared_bytes(head_dim));
         // SAFETY: a block reads rows of the part with their rotations, and keys and values of the one sequence up to the last
         // row's position, which the cache has as rows follow each other; it writes its rows and heads of `y`.
-        unsafe { prefill.launch([tiles, shape.kv_heads], THREADS) }
+        unsafe { prefill.launch_with_shared([tiles, shape.kv_heads], threads, shared) }
     }
 
     /// Returns the number of splits of the positions, enough to keep every multiprocessor busy when the cache is full.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::Kernel;
 
+use super::attention::Prefill;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
 
@@ -17,7 +18,9 @@ const ATTENTION: &str = concat!(
     include_str!("kernels/attention.cu"),
     include_str!("kernels/decode.cu"),
     include_str!("kernels/prefill.cu"),
-    include_str!("kernels/prefill_tensor.cu"),
+    include_str!("kernels/softmax.cu"),
+    include_str!("kernels/prefill_mma.cu"),
+    include_str!("kernels/prefill_wgmma.cu"),
 );
 
 /// A source file and the parameters of its compilation.
@@ -27,8 +30,8 @@ pub(super) enum Source {
     Rows(DType, DType),
     /// Matrix times vector: the types of the vector, the matrix and the product.
     Vector(DType, DType, DType),
-    /// Attention: type, length of a head, query heads per key/value head, and true if prefill uses tensor cores.
-    Attention(DType, usize, usize, bool),
+    /// Attention: type, length of a head, query heads per key/value head, and the kernel of prefill.
+    Attention(DType, usize, usize, Prefill),
 }
 
 impl Source {
@@ -54,13 +57,13 @@ impl Source {
                     ("RESULT", result.to_string()),
                 ],
             ),
-            Self::Attention(element, head_dim, group, tensor) => (
+            Self::Attention(element, head_dim, group, prefill) => (
                 ATTENTION,
                 vec![
                     ("ELEMENT", element.to_string()),
                     ("HEAD_DIM", head_dim.to_string()),
                     ("GROUP", group.to_string()),
-                    (if tensor { "TENSOR" } else { "NO_TENSOR" }, String::new()),
+                    (prefill.name(), String::new()),
                 ],
             ),
         };
@@ -110,19 +113,19 @@ mod tests {
         let libraries = Libraries::find(&DeviceConfig::default(), &search);
         let nvrtc = &libraries.nvrtc.as_ref().unwrap().functions;
         let types = [DType::F32, DType::F16, DType::BF16];
-        let mut sources = Vec::new();
-        for element in types {
-            for other in types {
-                sources.push(Source::Rows(element, other));
-                sources.extend(types.map(|result| Source::Vector(element, other, result)));
+        for capability in [(8, 0), (9, 0)] {
+            let mut sources = Vec::new();
+            for element in types {
+                for other in types {
+                    sources.push(Source::Rows(element, other));
+                    sources.extend(types.map(|result| Source::Vector(element, other, result)));
+                }
+                for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
+                    let prefill = Prefill::choose(element, head_dim, capability);
+                    sources.push(Source::Attention(element, head_dim, group, prefill));
+                }
             }
-            for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
-                let tensor = super::super::attention::suits_tensor_cores(element, head_dim, (9, 0));
-                sources.push(Source::Attention(element, head_dim, group, tensor));
-            }
-        }
-        for source in sources {
-            for capability in [(8, 0), (9, 0)] {
+            for source in sources {
                 let code = compile_for(nvrtc, capability, source.name(), &source.text(), &[]);
                 assert!(code.is_ok_and(|code| !code.is_empty()), "{source:?} for {capability:?}");
             }

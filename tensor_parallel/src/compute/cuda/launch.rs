@@ -108,11 +108,27 @@ impl<'a> KernelCall<'a> {
     /// with this grid is within the tensors and blocks among them, and the memory that it writes is given by
     /// [`write`](Self::write), or is written by other work only in the order of the stream.
     pub(super) unsafe fn launch(&self, grid: [u32; 2], threads: u32) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with_shared(grid, threads, 0) }
+    }
+
+    /// Enqueues a kernel as [`launch`](Self::launch) does, with `bytes` bytes of dynamic shared memory per block.
+    ///
+    /// # Errors
+    /// Returns the errors of [`launch`](Self::launch), or an error if the GPU has less shared memory.
+    ///
+    /// # Safety
+    /// The requirements of [`launch`](Self::launch). The kernel uses no more shared memory.
+    pub(super) unsafe fn launch_with_shared(&self, grid: [u32; 2], threads: u32, bytes: u32) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
         let kernel = self.kernels.get(self.source, self.name)?;
-        let launch = Launch { grid: [grid[0], grid[1], 1], ..Launch::new(grid[0], threads) };
+        if bytes > 0 {
+            kernel.allow_shared(bytes)?;
+        }
+        let launch =
+            Launch { grid: [grid[0], grid[1], 1], shared_bytes: bytes, ..Launch::new(grid[0], threads) };
         let arguments: Vec<&dyn Argument> = self.arguments.iter().map(|a| &**a).collect();
         // SAFETY: the arguments match by the caller's promise. Their memory is on this device, borrowed until here, and used,
         // freed or reused only in the order of this one stream.

@@ -14,7 +14,6 @@ use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
-use ryzanstein_process_group::DType;
 
 use self::simd::Pair;
 use super::rows::vectorized;

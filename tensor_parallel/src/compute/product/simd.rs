@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use pulp::{Arch, Simd, WithSimd};
-use ryzanstein_process_group::Element as _;
+use ryzanstein_process_group::DType;
 
 use super::fetch::fetch;
 use super::totals::totals;
@@ -37,12 +37,15 @@ pub(super) struct Pair(u32);
 pub(super) trait Weights: Copy {
     /// The items that vectors are loaded from.
     type Item: Item;
+    /// True if they are other than the weights, in a buffer.
+    const ARE_WIDENED: bool;
     /// Returns the items of a part of a row: the part itself, or in the buffer.
     fn items<'a>(part: &'a [Self], buffer: &'a mut [f32]) -> &'a [Self::Item];
 }
 
 impl Weights for Pair {
     type Item = Self;
+    const ARE_WIDENED: bool = false;
 
     #[inline(always)]
     fn items<'a>(part: &'a [Self], _: &'a mut [f32]) -> &'a [Self] {
@@ -52,10 +55,11 @@ impl Weights for Pair {
 
 impl<T: Float> Weights for T {
     type Item = f32;
+    const ARE_WIDENED: bool = !matches!(T::DTYPE, DType::F32);
 
     #[inline(always)]
     fn items<'a>(part: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
-        if T::DTYPE == f32::DTYPE {
+        if !Self::ARE_WIDENED {
             return bytemuck::cast_slice(part);
         }
         T::widen_into(part, &mut buffer[..part.len()]);
@@ -180,7 +184,7 @@ impl<W: Weights> Product<'_, W> {
         let Self { x, w, out, k } = self;
         let row = k / W::Item::WEIGHTS;
         let n = w.len() / row;
-        let mut buffer = [0.0f32; TILE * PIECE];
+        let mut buffer = vec![0.0; if W::ARE_WIDENED { TILE * PIECE } else { 0 }];
         out.fill(0.0);
         for (x, out) in x.chunks(ROWS * k).zip(out.chunks_mut(ROWS * n)) {
             let width = (STAYING / (x.len() / k) / PIECE * PIECE).max(PIECE);
@@ -212,7 +216,7 @@ fn pieces<S: Simd, W: Weights, const R: usize>(
     simd: S,
     x: &[f32],
     w: &[W],
-    buffer: &mut [f32; TILE * PIECE],
+    buffer: &mut [f32],
     out: &mut [f32],
     (part, [k, n]): (Range<usize>, [usize; 2]),
 ) {
@@ -221,11 +225,11 @@ fn pieces<S: Simd, W: Weights, const R: usize>(
     for at in part.step_by(PIECE) {
         let width = PIECE.min(end - at);
         let mut items: [&[W::Item]; R] = [&[]; R];
-        let mut rest = &mut buffer[..];
+        let mut rest = &mut *buffer;
         // R is a constant, so this loop is unrolled. Iterating over the rows of a slice makes the compiler gather addresses in
         // vectors, which takes longer than the product.
         for (r, items) in items.iter_mut().enumerate() {
-            let (buffer, others) = rest.split_at_mut(PIECE);
+            let (buffer, others) = rest.split_at_mut(PIECE.min(rest.len()));
             *items = W::items(&w[(r * k + at) / per..][..width / per], buffer);
             rest = others;
         }

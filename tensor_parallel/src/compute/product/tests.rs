@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use ryzanstein_process_group::DType;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 // Attention of many new positions of one sequence, without tensor cores. Compiled behind attention.cu, whose names it uses;
 // prefill_tensor.cu takes its place where there are tensor cores for the type and head.
 
-#ifndef TENSOR
+#if !defined(MMA) && !defined(WGMMA)
 
 #define PREFILL_THREADS 128
 // Queries and keys a tile, so that it fits the shared memory that every block may have.

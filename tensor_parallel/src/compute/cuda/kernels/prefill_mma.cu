@@ -1,0 +1,114 @@
+// Attention of many new positions on tensor cores, for 16-bit types and heads of a multiple of 16 elements up to 128.
+// Compiled behind attention.cu, whose names it uses.
+//
+// Queries and shares are rounded to 16 bits, sums are f32.
+
+#ifdef MMA
+
+#define TENSOR_THREADS 128
+// A warp has 16 queries: it reads each tile of keys and values whole.
+constexpr int TENSOR_QUERIES = TENSOR_THREADS / 32 * 16;
+constexpr int TENSOR_KEYS = 64;
+// Rows in shared memory are longer by 16 bytes, so that eight of them lie in different banks.
+constexpr int PITCH = HEAD_DIM + 8;
+
+// c[16, 8] += a[16, 16] · b[16, 8], where c is tile n of `tiles`. Each warp's lanes hold their parts.
+template <int COUNT> __device__ __forceinline__ void multiply(float (&tiles)[COUNT], int n, const u32 (&a)[4], u32 b0, u32 b1) {
+    float* c = tiles + 4 * n;
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) ".f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 × 8 matrices from shared memory; lane i names row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], const ELEMENT* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
+}
+__device__ __forceinline__ void load_transposed(u32 (&m)[4], const ELEMENT* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
+}
+
+// As `prefill` in prefill.cu, in whose place it stands.
+extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
+    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
+    const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
+) {
+    alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];
+    u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    // The tiles with most to do come first.
+    u32 tile = (gridDim.x - 1 - blockIdx.x) * TENSOR_QUERIES;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Queries mine(shape, tile + warp * 16, count, position);
+    u32 query[HEAD_DIM / 16][4];
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        u32 index = min(mine.index[r], count - 1), row = index / GROUP, head = kv_head * GROUP + index % GROUP;
+        const ELEMENT* from = qkv + row * row_length(shape) + (u64)head * HEAD_DIM;
+        const float2* rotation = rotations + (u64)row * HALF;
+        #pragma unroll
+        for (int k = 0; k < HEAD_DIM / 16; k++) {
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int at = k * 16 + h * 8 + mine.column;
+                query[k][2 * h + r] = rounded_pair(rotated(from, rotation, at), rotated(from, rotation, at + 1));
+            }
+        }
+    }
+
+    float sums[HEAD_DIM / 2] = {}, keep[2];
+    u32 shares[TENSOR_KEYS / 16][4];
+    u32 from = first_seen(shape, position + tile / GROUP + 1);
+    u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
+    const u64 base = base_of(shape, sequence, kv_head);
+    for (u32 start = from; start < to; start += TENSOR_KEYS) {
+        __syncthreads();
+        constexpr int PACKS = HEAD_DIM / 8;
+        for (int i = threadIdx.x; i < TENSOR_KEYS * PACKS; i += TENSOR_THREADS) {
+            u32 at = start + i / PACKS;
+            Pack<ELEMENT, 8> key = {}, value = {};
+            if (at < to) {
+                key = *(const Pack<ELEMENT, 8>*)(keys + base + (u64)at * HEAD_DIM + i % PACKS * 8);
+                value = *(const Pack<ELEMENT, 8>*)(values + base + (u64)at * HEAD_DIM + i % PACKS * 8);
+            }
+            *(Pack<ELEMENT, 8>*)&key_tile[i / PACKS][i % PACKS * 8] = key;
+            *(Pack<ELEMENT, 8>*)&value_tile[i / PACKS][i % PACKS * 8] = value;
+        }
+        __syncthreads();
+
+        float score[TENSOR_KEYS / 2] = {};
+        #pragma unroll
+        for (int k = 0; k < HEAD_DIM / 16; k++) {
+            #pragma unroll
+            for (int n = 0; n < TENSOR_KEYS / 16; n++) {
+                // Keys n·16 to +7 and +8 to +15, each with elements k·16 to +7 and +8 to +15.
+                u32 b[4];
+                load_matrices(b, &key_tile[n * 16 + lane / 16 * 8 + lane % 8][k * 16 + lane / 8 % 2 * 8]);
+                #pragma unroll
+                for (int h = 0; h < 2; h++) multiply(score, 2 * n + h, query[k], b[2 * h], b[2 * h + 1]);
+            }
+        }
+
+        mine.shares(score, start, keep);
+        mine.round(shares, score);
+        #pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) sums[i] *= keep[i / 2 % 2];
+        #pragma unroll
+        for (int k = 0; k < TENSOR_KEYS / 16; k++) {
+            #pragma unroll
+            for (int n = 0; n < HEAD_DIM / 16; n++) {
+                // Positions k·16 to +7 and +8 to +15, each with elements n·16 to +7, then the same with +8 to +15.
+                u32 b[4];
+                load_transposed(b, &value_tile[k * 16 + lane / 8 % 2 * 8 + lane % 8][n * 16 + lane / 16 * 8]);
+                #pragma unroll
+                for (int h = 0; h < 2; h++) multiply(sums, 2 * n + h, shares[k], b[2 * h], b[2 * h + 1]);
+            }
+        }
+    }
+
+    mine.store(sums, out, shape, kv_head, count);
+}
+
+#endif

@@ -1,0 +1,204 @@
+// Attention of many new positions on the tensor cores of Hopper, after FlashAttention-3 (arXiv:2407.08608): a warp group multiplies
+// 64 queries with a whole tile of keys that lies in shared memory, and computes shares while it adds values. For 16-bit types and heads of 64 or 128 elements.
+// Compiled behind attention.cu, whose names it uses.
+//
+// Queries and shares are rounded to 16 bits, sums are f32.
+
+#ifdef WGMMA
+
+#define WGMMA_THREADS 256
+constexpr int GROUPS = WGMMA_THREADS / 128;
+constexpr int GROUP_QUERIES = 64;
+constexpr int WGMMA_QUERIES = GROUPS * GROUP_QUERIES;
+// A tile of keys is square, so that both products have the same shape.
+constexpr int WGMMA_KEYS = HEAD_DIM;
+// Operands lie in columns of 64 elements: rows of 128 bytes, whose eight parts of 16 bytes are swizzled by the row.
+constexpr int COLUMNS = HEAD_DIM / 64;
+constexpr u32 QUERY_BYTES = GROUP_QUERIES * 128, KEY_BYTES = WGMMA_KEYS * 128;
+constexpr u32 TILE_BYTES = COLUMNS * KEY_BYTES;
+
+#define SUMS4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
+#define SUMS16(x, i) SUMS4(x, i), SUMS4(x, i + 4), SUMS4(x, i + 8), SUMS4(x, i + 12)
+#if HEAD_DIM == 128
+#define SHAPE "m64n128k16"
+#define SUMS(x) SUMS16(x, 0), SUMS16(x, 16), SUMS16(x, 32), SUMS16(x, 48)
+#define SUMS_TEXT \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, " \
+    "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define OPERANDS_TEXT "%64, %65"
+#define ACCUMULATES_TEXT "%66"
+#define REGISTERS_TEXT "{%64, %65, %66, %67}, %68"
+#else
+#define SHAPE "m64n64k16"
+#define SUMS(x) SUMS16(x, 0), SUMS16(x, 16)
+#define SUMS_TEXT \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, " \
+    "%26, %27, %28, %29, %30, %31}"
+#define OPERANDS_TEXT "%32, %33"
+#define ACCUMULATES_TEXT "%34"
+#define REGISTERS_TEXT "{%32, %33, %34, %35}, %36"
+#endif
+#define MULTIPLY "wgmma.mma_async.sync.aligned." SHAPE ".f32." TEXT(ELEMENT) "." TEXT(ELEMENT) " "
+
+typedef float Tile[HEAD_DIM / 2];
+
+// c[64, keys] = a[64, 16] · b[keys, 16]ᵀ, both in shared memory; added to c if `accumulates`.
+__device__ __forceinline__ void multiply_keys(Tile& c, u64 a, u64 b, int accumulates) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ACCUMULATES_TEXT ", 0; " MULTIPLY SUMS_TEXT ", " OPERANDS_TEXT ", p, 1, 1, 0, 0;}"
+        : SUMS(c) : "l"(a), "l"(b), "r"(accumulates));
+}
+// c[64, HEAD_DIM] += a[64, 16] · b[16, HEAD_DIM], a in registers, b in shared memory.
+__device__ __forceinline__ void multiply_values(Tile& c, const u32 (&a)[4], u64 b) {
+    asm volatile(MULTIPLY SUMS_TEXT ", " REGISTERS_TEXT ", 1, 1, 1, 1;" : SUMS(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until c is complete: for all products but those of the latest group, or for all.
+__device__ __forceinline__ void wait_for_all_but_one(Tile& c) { asm volatile("wgmma.wait_group.sync.aligned 1;" : SUMS(c) :: "memory"); }
+__device__ __forceinline__ void wait_for_all(Tile& c) { asm volatile("wgmma.wait_group.sync.aligned 0;" : SUMS(c) :: "memory"); }
+
+// An operand in shared memory: its address, the distance of its columns (where these lie along the sums), that of each eight rows.
+__device__ __forceinline__ u64 operand(u32 address, u32 column_bytes) {
+    return (u64)(address >> 4) | (u64)(column_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+// Part `part` of 16 bytes of a row, in columns of `column_bytes`.
+__device__ __forceinline__ u32 place(u32 row, u32 part, u32 column_bytes) {
+    return part / 8 * column_bytes + row * 128 + (part % 8 ^ row % 8) * 16;
+}
+
+// Copies positions from `start` on; zeros from `to` on. A thread copies the same part of some rows, whose swizzle is the same.
+__device__ __forceinline__ void load_tile(u32 tile, const ELEMENT* from, u32 start, u32 to) {
+    constexpr int PARTS = HEAD_DIM / 8, ROWS = WGMMA_THREADS / PARTS;
+    static_assert(ROWS % 8 == 0 && WGMMA_KEYS % ROWS == 0, "rows a round");
+    const u32 row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+    const u32 into = tile + place(row, part, KEY_BYTES);
+    from += (u64)(start + row) * HEAD_DIM + part * 8;
+    if (start + WGMMA_KEYS <= to) {
+        #pragma unroll
+        for (int i = 0; i < WGMMA_KEYS / ROWS; i++) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(into + i * ROWS * 128), "l"(from + i * ROWS * HEAD_DIM) : "memory");
+        }
+        return;
+    }
+    #pragma unroll
+    for (int i = 0; i < WGMMA_KEYS / ROWS; i++) {
+        // The address must be right even where nothing is read.
+        const bool there = start + row + i * ROWS < to;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+            :: "r"(into + i * ROWS * 128), "l"(from + (there ? i * ROWS * HEAD_DIM : -(int)row * HEAD_DIM)), "r"(there ? 16 : 0) : "memory");
+    }
+}
+__device__ __forceinline__ void end_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Products read shared memory by another way than stores, hence the fence.
+__device__ __forceinline__ void wait_for_loads() {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+}
+
+// score = queries · keysᵀ
+__device__ __forceinline__ void score_tile(Tile& score, u32 queries, u32 keys) {
+    #pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; k++) {
+        const u32 in_row = k % 4 * 32;
+        multiply_keys(score, operand(queries + k / 4 * QUERY_BYTES + in_row, 0), operand(keys + k / 4 * KEY_BYTES + in_row, 0), k > 0);
+    }
+    end_products();
+}
+typedef u32 Shares[WGMMA_KEYS / 16][4];
+// sums += shares · values
+__device__ __forceinline__ void add_values(Tile& sums, const Shares& shares, u32 values) {
+    #pragma unroll
+    for (int k = 0; k < WGMMA_KEYS / 16; k++) multiply_values(sums, shares[k], operand(values + k * 16 * 128, KEY_BYTES));
+    end_products();
+}
+
+// As `prefill` in prefill.cu, in whose place it stands.
+extern "C" __global__ void __launch_bounds__(WGMMA_THREADS) prefill(
+    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
+    const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
+) {
+    extern __shared__ unsigned char memory[];
+    const u32 queries = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
+    // Two tiles of keys, then two of values.
+    const u32 key_tiles = queries + GROUPS * COLUMNS * QUERY_BYTES, value_tiles = key_tiles + 2 * TILE_BYTES;
+    const u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    // The tiles with most to do come first.
+    const u32 tile = (gridDim.x - 1 - blockIdx.x) * WGMMA_QUERIES;
+    const u32 from = first_seen(shape, position + tile / GROUP + 1);
+    const u32 to = position + min(tile + WGMMA_QUERIES - 1, count - 1) / GROUP + 1;
+    const ELEMENT *key = keys + base_of(shape, sequence, kv_head), *value = values + base_of(shape, sequence, kv_head);
+    load_tile(key_tiles, key, from, to);
+    end_loads();
+
+    // A thread rotates eight elements and those half a head away.
+    constexpr int PAIRS = HEAD_DIM / 16;
+    for (int i = threadIdx.x; i < WGMMA_QUERIES * PAIRS; i += WGMMA_THREADS) {
+        u32 query = i / PAIRS, part = i % PAIRS, index = tile + query;
+        u32 low[4] = {}, high[4] = {};
+        if (index < count) {
+            u32 row = index / GROUP, head = kv_head * GROUP + index % GROUP;
+            const ELEMENT* head_of = qkv + row * row_length(shape) + (u64)head * HEAD_DIM + part * 8;
+            const float2* rotation = rotations + (u64)row * HALF + part * 8;
+            Pack<ELEMENT, 8> a = *(const Pack<ELEMENT, 8>*)head_of, b = *(const Pack<ELEMENT, 8>*)(head_of + HALF);
+            float first[8], second[8];
+            #pragma unroll
+            for (int e = 0; e < 8; e++) {
+                float2 r = rotation[e];
+                first[e] = widen(a.of[e]) * r.y - widen(b.of[e]) * r.x;
+                second[e] = widen(b.of[e]) * r.y + widen(a.of[e]) * r.x;
+            }
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                low[e] = rounded_pair(first[2 * e], first[2 * e + 1]);
+                high[e] = rounded_pair(second[2 * e], second[2 * e + 1]);
+            }
+        }
+        u32 row = query % GROUP_QUERIES, at = queries + query / GROUP_QUERIES * COLUMNS * QUERY_BYTES;
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+            :: "r"(at + place(row, part, QUERY_BYTES)), "r"(low[0]), "r"(low[1]), "r"(low[2]), "r"(low[3]) : "memory");
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+            :: "r"(at + place(row, part + PAIRS, QUERY_BYTES)), "r"(high[0]), "r"(high[1]), "r"(high[2]), "r"(high[3]) : "memory");
+    }
+
+    const int group = threadIdx.x / 128;
+    const u32 my_queries = queries + group * COLUMNS * QUERY_BYTES;
+    Queries mine(shape, tile + group * GROUP_QUERIES + threadIdx.x / 32 % 4 * 16, count, position);
+    Tile sums = {}, score;
+    Shares shares;
+    float keep[2];
+    wait_for_loads();
+    if (from + WGMMA_KEYS < to) load_tile(key_tiles + TILE_BYTES, key, from + WGMMA_KEYS, to);
+    load_tile(value_tiles, value, from, to);
+    end_loads();
+    begin_products();
+    score_tile(score, my_queries, key_tiles);
+    wait_for_all(score);
+    mine.shares(score, from, keep);
+    mine.round(shares, score);
+    u32 turn = 1;
+    // The values of a tile are added while the shares of the next one are computed.
+    for (u32 start = from + WGMMA_KEYS; start < to; start += WGMMA_KEYS, turn ^= 1) {
+        wait_for_loads();
+        if (start + WGMMA_KEYS < to) load_tile(key_tiles + (turn ^ 1) * TILE_BYTES, key, start + WGMMA_KEYS, to);
+        load_tile(value_tiles + turn * TILE_BYTES, value, start, to);
+        end_loads();
+        begin_products();
+        score_tile(score, my_queries, key_tiles + turn * TILE_BYTES);
+        add_values(sums, shares, value_tiles + (turn ^ 1) * TILE_BYTES);
+        wait_for_all_but_one(score);
+        mine.shares(score, start, keep);
+        wait_for_all(sums);
+        #pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) sums[i] *= keep[i / 2 % 2];
+        mine.round(shares, score);
+    }
+    wait_for_loads();
+    begin_products();
+    add_values(sums, shares, value_tiles + (turn ^ 1) * TILE_BYTES);
+    wait_for_all(sums);
+    mine.store(sums, out, shape, kv_head, count);
+}
+
+#endif

@@ -1,0 +1,97 @@
+// What the kernels on tensor cores share. Compiled behind attention.cu, whose names it uses.
+
+#if defined(MMA) || defined(WGMMA)
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+// Two numbers, each rounded to 16 bits.
+__device__ __forceinline__ u32 rounded_pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn." TEXT(ELEMENT) "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A lane's parts of two queries, eight apart, and the online softmax of their scores. Of four elements of a tile, the first two are
+// of the first query, at `column` and behind it, the others of the second.
+struct Queries {
+    u32 index[2], seen_to[2], seen_from[2];
+    // What every query of the warp sees.
+    u32 all_from, all_to;
+    // Scores are multiplied by `scale`, then powers of 2.
+    float scale, top[2], weight[2];
+    int column;
+
+    // The 16 queries from `first` on, of `count`, from `position` on.
+    __device__ __forceinline__ Queries(const Shape& shape, u32 first, u32 count, u32 position)
+        : scale(shape.scale * 1.4426950408889634f), top{-1e30f, -1e30f}, weight{}, column(threadIdx.x % 4 * 2) {
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            index[r] = first + threadIdx.x % 32 / 4 + 8 * r;
+            seen_to[r] = position + min(index[r], count - 1) / GROUP + 1;
+            seen_from[r] = first_seen(shape, seen_to[r]);
+        }
+        all_from = first_seen(shape, position + min(first + 15, count - 1) / GROUP + 1);
+        all_to = position + min(first, count - 1) / GROUP + 1;
+    }
+    // Turns the scores of the positions from `start` on into shares of the greatest. Sums before are multiplied by `keep`.
+    template <int COUNT> __device__ __forceinline__ void shares(float (&score)[COUNT], u32 start, float (&keep)[2]) {
+        if (start < all_from || start + COUNT * 2 > all_to) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                u32 at = start + i / 4 * 8 + column + i % 2;
+                if (at < seen_from[i / 2 % 2] || at >= seen_to[i / 2 % 2]) score[i] = UNSEEN;
+            }
+        }
+        float high[2] = {top[0], top[1]}, least[2];
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) high[i / 2 % 2] = fmaxf(high[i / 2 % 2], score[i]);
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 1));
+            high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 2));
+            least[r] = -high[r] * scale;
+            keep[r] = power_of_2(top[r] * scale + least[r]);
+            top[r] = high[r];
+            weight[r] *= keep[r];
+        }
+        // A lane's own share of the sum of weights; the lanes of a query are added at the end.
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            score[i] = power_of_2(score[i] * scale + least[i / 2 % 2]);
+            weight[i / 2 % 2] += score[i];
+        }
+    }
+    // The shares of two tiles of 8 positions lie as the next product wants its first operand.
+    template <int COUNT> static __device__ __forceinline__ void round(u32 (&rounded)[COUNT / 8][4], const float (&shares)[COUNT]) {
+        #pragma unroll
+        for (int k = 0; k < COUNT / 8; k++) {
+            #pragma unroll
+            for (int i = 0; i < 4; i++) rounded[k][i] = rounded_pair(shares[8 * k + 2 * i], shares[8 * k + 2 * i + 1]);
+        }
+    }
+    // Writes the sums of the queries, divided by their weights.
+    __device__ __forceinline__ void store(const float (&sums)[HEAD_DIM / 2], ELEMENT* out, const Shape& shape, u32 kv_head, u32 count) const {
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float all = weight[r];
+            all += __shfl_xor_sync(0xffffffff, all, 1);
+            all += __shfl_xor_sync(0xffffffff, all, 2);
+            if (index[r] >= count) continue;
+            const float share = 1.0f / all;
+            const u32 row = index[r] / GROUP, head = kv_head * GROUP + index[r] % GROUP;
+            ELEMENT* result = out + ((u64)row * GROUP * shape.kv_heads + head) * HEAD_DIM;
+            #pragma unroll
+            for (int n = 0; n < HEAD_DIM / 8; n++) {
+                *(u32*)(result + n * 8 + column) = rounded_pair(sums[4 * n + 2 * r] * share, sums[4 * n + 2 * r + 1] * share);
+            }
+        }
+    }
+};
+
+#endif
