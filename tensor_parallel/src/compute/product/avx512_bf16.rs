@@ -34,9 +34,6 @@ const GROUPS: usize = 3;
 const WEIGHT_ROWS: usize = 48;
 /// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
 const ACTIVATION_BYTES: usize = 256 << 10;
-/// Prefetch distance in each weight row, in elements: processors do not prefetch several short rows on their own.
-const AHEAD: usize = 512;
-
 /// Activations in the order in which they are multiplied: groups of 8 rows, 4 elements of each row in turn, with zeros after the
 /// last elements and the last row.
 pub(super) struct Packed {
@@ -121,10 +118,9 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     let mut sums = [[_mm512_setzero_ps(); C]; WEIGHTS];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
-        // Past a row's end, the rows that follow are next.
-        let ahead = if line + AHEAD < k { line + AHEAD } else { line + AHEAD + (WEIGHTS - 1) * k };
-        for row in 0..WEIGHTS {
-            fetch(w.as_ptr().wrapping_add(row * k + ahead));
+        // The next rows in the order of memory: processors do not prefetch several short rows on their own.
+        for next in 0..WEIGHTS {
+            fetch(w.as_ptr().wrapping_add(WEIGHTS * (k + line) + next * LANES));
         }
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
             let mut xs = [_mm512_setzero_si512(); C];
