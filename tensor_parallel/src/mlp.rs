@@ -65,6 +65,6 @@ impl ParallelMlp {
 
     /// Returns the input of the last projection.
     fn inner(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
-        compute.swiglu(&self.gate_up.forward(x, compute)?)
+        self.gate_up.forward_gated(x, compute)
     }
 }

@@ -75,6 +75,14 @@ impl Tensor {
         }
     }
 
+    /// Returns the elements for writing, if they are in the memory of a GPU.
+    pub(crate) fn device_mut(&mut self) -> Option<&mut DeviceArray> {
+        match &mut self.memory {
+            Memory::Host(_) => None,
+            Memory::Device(array) => Some(array),
+        }
+    }
+
     /// Returns the elements, if they are in the memory of a GPU.
     pub(crate) fn device(&self) -> Option<&DeviceArray> {
         match &self.memory {

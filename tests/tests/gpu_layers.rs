@@ -205,9 +205,57 @@ fn norms_gates_and_sums_are_those_of_the_processor() {
                         sum.values().unwrap(),
                         "add {what} and {other} {shape:?}"
                     );
+                    let (mut sum, mut gpu_sum) = both(&cuda, || noise(&[rows, columns], 1, dtype));
+                    let want = host.add_norm(&mut sum, &y, &weight, 1e-5).unwrap();
+                    let got = cuda.add_norm(&mut gpu_sum, &gpu_y, &gpu_weight, 1e-5).unwrap();
+                    assert_near(&got, &want, 1.0, &format!("norm of a sum {what} and {other} {shape:?}"));
+                    assert_eq!(
+                        gpu_sum.values().unwrap(),
+                        sum.values().unwrap(),
+                        "{what} and {other} {shape:?}"
+                    );
                 }
             }
         }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gated_products_are_those_of_the_processor() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    for dtype in TYPES {
+        for (rows, k, n) in [(1, 4096, 512), (1, 14_336, 6), (1, 7, 2), (1, 1000, 34), (3, 64, 10)] {
+            let what = format!("{dtype} {rows} x {k} x {n}");
+            let (x, gpu_x) = both(&cuda, || noise(&[rows, k], 1, dtype));
+            let (weight, gpu_weight) = both(&cuda, || noise(&[n, k], 2, dtype));
+            let (bias, gpu_bias) = both(&cuda, || noise(&[n], 3, DType::F32));
+            for (bias, gpu_bias) in [(None, None), (Some(&bias), Some(&gpu_bias))] {
+                let want = host.gated_linear(&x, &weight, bias).unwrap();
+                let got = cuda.gated_linear(&gpu_x, &gpu_weight, gpu_bias).unwrap();
+                // A product of k terms of about 1.
+                let scale = (k as f32).sqrt()
+                    * want.values().unwrap().iter().fold(1.0f32, |most, x| most.max(x.abs()));
+                assert_near(&got, &want, scale, &what);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_product_reads_weights_after_the_kernel_that_writes_them() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    let (x, gpu_x) = both(&cuda, || noise(&[1, 4096], 1, DType::BF16));
+    let (added, gpu_added) = both(&cuda, || noise(&[2048, 4096], 3, DType::BF16));
+    let (mut weight, mut gpu_weight) = both(&cuda, || noise(&[2048, 4096], 2, DType::BF16));
+    for _ in 0..20 {
+        host.add(&mut weight, &added).unwrap();
+        cuda.add(&mut gpu_weight, &gpu_added).unwrap();
+        let want = host.linear(&x, &weight, None, DType::F32).unwrap();
+        let got = cuda.linear(&gpu_x, &gpu_weight, None, DType::F32).unwrap();
+        let scale = want.values().unwrap().iter().fold(64.0f32, |most, x| most.max(x.abs()));
+        assert_near(&got, &want, scale, "weights that were written just before");
     }
 }
 

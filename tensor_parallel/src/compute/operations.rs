@@ -172,6 +172,17 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Adds `y` to `x`, or to every row of `x` if `y` is a vector.
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()>;
 
+    /// Adds `y` to `x` as [`add`](Self::add) does, and returns the [norm](Self::rms_norm) of the sum.
+    fn add_norm(&self, x: &mut Tensor, y: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        self.add(x, y)?;
+        self.rms_norm(x, weight, epsilon)
+    }
+
+    /// Computes [`swiglu`](Self::swiglu) of `x · weightᵀ + bias`. The product may not be rounded before.
+    fn gated_linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.swiglu(&self.linear(x, weight, bias, x.dtype())?)
+    }
+
     /// Computes `silu(gate) × up`; each row of `x` is gate, then up.
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 

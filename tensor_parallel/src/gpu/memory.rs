@@ -225,12 +225,14 @@ pub(crate) struct DeviceArray {
     block: Block,
     dtype: DType,
     count: usize,
+    /// True if no kernel has written it, only copies.
+    is_settled: bool,
 }
 
 impl DeviceArray {
     pub(crate) fn new(block: Block, dtype: DType, count: usize) -> Self {
         assert!(count * dtype.size() <= block.bytes(), "the block holds the elements");
-        Self { block, dtype, count }
+        Self { block, dtype, count, is_settled: true }
     }
 
     /// Allocates another array on this GPU, of unspecified content.
@@ -258,6 +260,18 @@ impl DeviceArray {
         self.block.address()
     }
 
+    /// Returns the address for a kernel that writes.
+    pub(crate) fn address_mut(&mut self) -> u64 {
+        self.is_settled = false;
+        self.block.address()
+    }
+
+    /// Returns true if no kernel has written the array, only copies. A kernel that starts before the previous one has ended may
+    /// then read it at once: copies and kernels do not overlap.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
     fn memory(&self, range: &Range<usize>) -> DeviceMemory {
         assert!(range.start <= range.end && range.end <= self.count, "the range is within the array");
         let size = self.dtype.size();
@@ -276,6 +290,7 @@ impl DeviceArray {
     }
 
     pub(crate) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        self.is_settled = false;
         // SAFETY: as above, and the view borrows the array exclusively.
         unsafe { ViewMut::on_device(self.dtype, self.memory(&range)) }
     }

@@ -55,6 +55,11 @@ impl MergedColumnParallelLinear {
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
         compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())
     }
+
+    /// Returns `silu(gate) × up` of this rank's output features, where the first of two layers of one width gives the gates.
+    pub(crate) fn forward_gated(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
+        compute.gated_linear(x, &self.weight, self.bias.as_ref())
+    }
 }
 
 fn join<'a>(

@@ -113,8 +113,7 @@ impl RowParallelLinear {
             return Ok(y);
         }
         let y = self.forward(x, compute, group)?;
-        compute.add(residual, &y)?;
-        norm.forward(residual, compute)
+        compute.add_norm(residual, &y, norm.weight(), norm.epsilon())
     }
 
     /// Returns this rank's term of the sum.

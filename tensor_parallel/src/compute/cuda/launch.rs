@@ -67,13 +67,13 @@ impl<'a> KernelCall<'a> {
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
     pub(super) fn write(&mut self, tensor: &'a mut Tensor) -> Result<&mut Self> {
-        let address = self.kernels.here(tensor)?.address();
-        Ok(self.value(address))
+        self.write_from(tensor, 0)
     }
 
     /// Adds an address as [`write`](Self::write) does, from this row of the tensor on.
     pub(super) fn write_from(&mut self, tensor: &'a mut Tensor, row: usize) -> Result<&mut Self> {
         let address = self.kernels.row_of(tensor, row)?;
+        self.kernels.address_mut(tensor)?;
         Ok(self.value(address))
     }
 
@@ -127,8 +127,13 @@ impl<'a> KernelCall<'a> {
         if bytes > 0 {
             kernel.allow_shared(bytes)?;
         }
-        let launch =
-            Launch { grid: [grid[0], grid[1], 1], shared_bytes: bytes, ..Launch::new(grid[0], threads) };
+        let launch = Launch {
+            grid: [grid[0], grid[1], 1],
+            shared_bytes: bytes,
+            // Every kernel waits for the previous one: `types.cu`.
+            overlap: self.kernels.gpu.device.info().capability >= (9, 0),
+            ..Launch::new(grid[0], threads)
+        };
         let arguments: Vec<&dyn Argument> = self.arguments.iter().map(|a| &**a).collect();
         // SAFETY: the arguments match by the caller's promise. Their memory is on this device, borrowed until here, and used,
         // freed or reused only in the order of this one stream.
@@ -167,6 +172,15 @@ impl Kernels {
     fn row_of(&self, tensor: &Tensor, row: usize) -> Result<u64> {
         assert!(row <= tensor.rows(), "the tensor has the row");
         Ok(self.here(tensor)?.address() + (row * tensor.columns() * tensor.dtype().size()) as u64)
+    }
+
+    /// Returns the address of a tensor that a kernel writes.
+    ///
+    /// # Errors
+    /// Returns the errors of [`here`](Self::here).
+    pub(super) fn address_mut(&self, tensor: &mut Tensor) -> Result<u64> {
+        self.here(tensor)?;
+        Ok(tensor.device_mut().map_or(0, DeviceArray::address_mut))
     }
 
     /// Returns the memory of a tensor on this GPU. It is aligned to 256 bytes.

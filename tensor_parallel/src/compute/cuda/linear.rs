@@ -33,7 +33,7 @@ impl Cuda {
         }
         if m == 1 {
             let mut y = self.scratch(&[1, n], out)?;
-            self.kernels.matrix_vector(x, weight, bias, &mut y)?;
+            self.kernels.matrix_vector(x, weight, bias, false, &mut y)?;
             return Ok(y);
         }
         if k > 0 {
@@ -43,6 +43,24 @@ impl Cuda {
         if let Some(bias) = bias {
             self.kernels.add(&mut y, bias)?;
         }
+        Ok(y)
+    }
+
+    /// Computes `silu(gate) × up` of `x · weightᵀ + bias`, each row of which is gate, then up.
+    pub(super) fn multiply_gated(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let [m, k, n] = shapes::linear(x, weight, bias)?;
+        if m != 1 || k == 0 || n == 0 || !n.is_multiple_of(VECTOR_ROWS) {
+            return self.swiglu(&self.multiply(x, weight, bias, x.dtype())?);
+        }
+        let mut converted = None;
+        let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut converted)).transpose()?;
+        let mut y = self.scratch(&[1, n / 2], x.dtype())?;
+        self.kernels.matrix_vector(x, weight, bias, true, &mut y)?;
         Ok(y)
     }
 
@@ -90,7 +108,8 @@ impl Cuda {
         let address = |tensor| Ok::<_, Error>(self.kernels.here(tensor)?.address());
         let problem = Problem { m, n, k, operands: x.dtype(), out: out.dtype(), bias: bias.is_some() };
         let bias = bias.map(address).transpose()?;
-        let operands = Operands { x: address(x)?, w: address(weight)?, bias, out: address(out)? };
+        let operands =
+            Operands { x: address(x)?, w: address(weight)?, bias, out: self.kernels.address_mut(out)? };
         // SAFETY: all are tensors of the problem's shapes and types, checked above, on this device and aligned to 256 bytes. They
         // are borrowed until the product is enqueued, the result exclusively, and used in the order of the device's stream.
         unsafe { self.matmul.run(problem, operands) }
@@ -113,7 +132,8 @@ impl Cuda {
 }
 
 impl Kernels {
-    /// Computes `out[n] = matrix[n, k] · x[k] + bias[n]` with the kernel of `vector.cu`.
+    /// Computes `out[n] = matrix[n, k] · x[k] + bias[n]` with the kernel of `vector.cu`. If `is_gated`, the first half of these are
+    /// gates, and `out[n / 2] = silu(gate) × up`.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit, or the bias is not `f32`.
@@ -122,10 +142,12 @@ impl Kernels {
         x: &Tensor,
         matrix: &Tensor,
         bias: Option<&Tensor>,
+        is_gated: bool,
         out: &mut Tensor,
     ) -> Result<()> {
         let (n, k) = (matrix.rows(), matrix.columns());
-        if x.count() != k || out.count() != n {
+        let outputs = if is_gated { n / VECTOR_ROWS } else { n };
+        if x.count() != k || out.count() != outputs || (is_gated && outputs * VECTOR_ROWS != n) {
             return Err(Error::shape_mismatch("product", matrix, x));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
@@ -134,9 +156,11 @@ impl Kernels {
         let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype());
         let mut call = self.call(source, "matrix_vector");
         call.read(x)?.read(matrix)?.read_optional(bias)?.write(out)?;
-        call.value(to_u32("rows", n)?).value(to_u32("columns", k)?);
-        // SAFETY: a block reads all `k` elements of `x`, up to VECTOR_ROWS of the matrix's `n` rows of `k`, and as many floats of
-        // the bias unless it is null, and writes as many elements of `out`: checked above.
+        call.value(to_u32("rows", n)?).value(to_u32("columns", k)?).value(u32::from(is_gated));
+        call.value(u32::from(self.here(matrix)?.is_settled()));
+        // SAFETY: a block reads all `k` elements of `x`, VECTOR_ROWS of the matrix's `n` rows of `k`, and as many floats of
+        // the bias unless it is null, and writes as many elements of `out`, or one if it is gated: checked above. It reads the
+        // matrix before the previous kernel has ended only if no kernel has written it.
         unsafe { call.launch([n.div_ceil(VECTOR_ROWS) as u32, 1], VECTOR_THREADS) }
     }
 }

@@ -137,6 +137,20 @@ impl Compute for Cuda {
         self.kernels.add(x, y)
     }
 
+    fn add_norm(&self, x: &mut Tensor, y: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        if y.dtype() != x.dtype() || y.shape() != x.shape() {
+            self.add(x, y)?;
+            return self.rms_norm(x, weight, epsilon);
+        }
+        let mut normed = self.scratch(x.shape(), x.dtype())?;
+        self.kernels.add_norm(x, y, (weight, epsilon), &mut normed)?;
+        Ok(normed)
+    }
+
+    fn gated_linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.multiply_gated(x, weight, bias)
+    }
+
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
         let mut y = self.scratch(&[x.rows(), shapes::swiglu(x)?], x.dtype())?;
         self.kernels.swiglu(x, &mut y)?;

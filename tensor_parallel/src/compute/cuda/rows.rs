@@ -113,6 +113,35 @@ impl Kernels {
         unsafe { call.launch([rows, 1], threads) }
     }
 
+    /// Computes `x += y`, then `out` as [`rms_norm`](Self::rms_norm) does.
+    ///
+    /// # Errors
+    /// Returns an error if the weight is not as long as a row, or if shapes or types of the others differ.
+    pub(super) fn add_norm(
+        &self,
+        x: &mut Tensor,
+        y: &Tensor,
+        (weight, epsilon): (&Tensor, f32),
+        out: &mut Tensor,
+    ) -> Result<()> {
+        let columns = x.columns();
+        if weight.count() != columns {
+            return Err(Error::shape_mismatch("norm", x, weight));
+        }
+        for other in [y, &*out] {
+            if other.shape() != x.shape() || other.dtype() != x.dtype() {
+                return Err(Error::shape_mismatch("sum and norm", x, other));
+            }
+        }
+        let rows = to_u32("rows", x.rows())?;
+        let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
+        let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
+        call.write(x)?.read(y)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
+        // SAFETY: a block reads a row of `x`, of `y` and the weight, all of `columns` elements, and writes a row of `x` and of
+        // `out`: checked above.
+        unsafe { call.launch([rows, 1], threads) }
+    }
+
     /// Copies the columns of `x` from `first` on, as many as `out` has.
     ///
     /// # Errors

@@ -53,6 +53,7 @@ extern "C" __global__ void append(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     ELEMENT* __restrict__ keys, ELEMENT* __restrict__ values, Shape shape
 ) {
+    wait_for_previous();
     u32 row = blockIdx.x;
     append_one(
         qkv + row * row_length(shape), rotations + (u64)row * HALF, keys, values, shape, blockIdx.y, batch[shape.rows + row], batch[row]

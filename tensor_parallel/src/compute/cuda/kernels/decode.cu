@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotation, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
+    wait_for_previous();
     u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;
     qkv += row * row_length(shape);
     rotation += (u64)row * HALF;

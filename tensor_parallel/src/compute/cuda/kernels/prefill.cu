@@ -21,6 +21,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
 ) {
+    wait_for_previous();
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];
     __shared__ float shares[QUERIES][KEYS + 1];
     u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;

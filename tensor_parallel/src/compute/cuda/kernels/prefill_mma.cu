@@ -36,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
 ) {
+    wait_for_previous();
     alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];
     u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
     // The tiles with most to do come first.

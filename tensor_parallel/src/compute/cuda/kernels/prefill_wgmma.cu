@@ -119,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(WGMMA_THREADS) prefill(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
 ) {
+    wait_for_previous();
     extern __shared__ unsigned char memory[];
     const u32 queries = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
     // Two tiles of keys, then two of values.

@@ -4,6 +4,7 @@
 extern "C" __global__ void embed(
     const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ batch, ELEMENT* __restrict__ out
 ) {
+    wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     u32 row = batch[2 * gridDim.x + blockIdx.x] - first;
     bool mine = row < rows;
@@ -26,6 +27,7 @@ extern "C" __global__ void embed(
 
 // x += y, where y repeats after `period` elements.
 extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict__ y, u64 count, u64 period) {
+    wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     if (count % N == 0 && period % N == 0) {
@@ -44,14 +46,14 @@ extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict_
 
 // out = x in another type, rounded once.
 extern "C" __global__ void convert(const OTHER* __restrict__ x, ELEMENT* __restrict__ out, u64 count) {
+    wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     for (u64 i = thread; i < count; i += threads) out[i] = narrow<ELEMENT>(widen(x[i]));
 }
 
-__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
-
 // silu(gate) × up, where each row of x is gate, then up. Blocks of the grid's second dimension take rows.
 extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u32 rows, u32 width) {
+    wait_for_previous();
     constexpr int N = Wide<ELEMENT>::N;
     u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
     for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -73,6 +75,7 @@ extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __rest
 extern "C" __global__ void slice_columns(
     const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
 ) {
+    wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     for (u64 i = thread; i < count; i += threads) out[i] = x[i / kept * columns + first + i % kept];
 }
@@ -81,6 +84,7 @@ extern "C" __global__ void slice_columns(
 extern "C" __global__ void concat_columns(
     const ELEMENT* __restrict__ blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
 ) {
+    wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     for (u64 i = thread; i < count; i += threads) {
         u64 row = i / kept, column = i % kept;
@@ -92,6 +96,7 @@ extern "C" __global__ void concat_columns(
 extern "C" __global__ void rms_norm(
     const ELEMENT* __restrict__ x, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
 ) {
+    wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     const ELEMENT* row = x + (u64)blockIdx.x * columns;
     ELEMENT* to = out + (u64)blockIdx.x * columns;
@@ -115,12 +120,50 @@ extern "C" __global__ void rms_norm(
     for (u32 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = narrow<ELEMENT>(widen(row[i]) * scale * widen(weight[i]));
 }
 
+// x += y; then the same of x, whose elements have been rounded. One block a row.
+extern "C" __global__ void add_norm(
+    ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
+    float epsilon
+) {
+    wait_for_previous();
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
+    x += (u64)blockIdx.x * columns;
+    y += (u64)blockIdx.x * columns;
+    out += (u64)blockIdx.x * columns;
+    float squares = 0.0f;
+    if (columns % N == 0) {
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            Pack<ELEMENT, N> a = *(const Pack<ELEMENT, N>*)(x + i), b = *(const Pack<ELEMENT, N>*)(y + i);
+            for (int e = 0; e < N; e++) {
+                a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
+                squares += widen(a.of[e]) * widen(a.of[e]);
+            }
+            *(Pack<ELEMENT, N>*)(x + i) = a;
+        }
+        float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            Pack<ELEMENT, N> a = *(const Pack<ELEMENT, N>*)(x + i);
+            Pack<OTHER, N> by = *(const Pack<OTHER, N>*)(weight + i);
+            for (int e = 0; e < N; e++) a.of[e] = narrow<ELEMENT>(widen(a.of[e]) * scale * widen(by.of[e]));
+            *(Pack<ELEMENT, N>*)(out + i) = a;
+        }
+        return;
+    }
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
+        x[i] = narrow<ELEMENT>(widen(x[i]) + widen(y[i]));
+        squares += widen(x[i]) * widen(x[i]);
+    }
+    float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) out[i] = narrow<ELEMENT>(widen(x[i]) * scale * widen(weight[i]));
+}
+
 // The same for each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
 // the key heads. A block is one warp; the grid is rows, heads.
 extern "C" __global__ void head_norms(
     ELEMENT* __restrict__ qkv, const OTHER* __restrict__ queries, const OTHER* __restrict__ keys, u32 width, u32 head_dim,
     u32 heads, float epsilon
 ) {
+    wait_for_previous();
     ELEMENT* head = qkv + (u64)blockIdx.x * width + (u64)blockIdx.y * head_dim;
     const OTHER* weight = blockIdx.y < heads ? queries : keys;
     float squares = 0.0f;
@@ -135,6 +178,7 @@ extern "C" __global__ void rotations(
     const float* __restrict__ frequencies, const u32* __restrict__ batch, float2* __restrict__ out, u32 half, u32 stride,
     float amplitude
 ) {
+    wait_for_previous();
     u32 position = batch[blockIdx.x];
     frequencies += (u64)blockIdx.x * stride;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {

@@ -43,6 +43,17 @@ template <> struct Narrow<bf16> {
 };
 template <typename T> __device__ __forceinline__ T narrow(float x) { return Narrow<T>::of(x); }
 
+// Every kernel begins with this: it may start before the previous one has ended (programmatic dependent launch), waits until that
+// one's writes are visible, and lets the next one start. So the order of the stream carries over.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
 // N elements that are loaded and stored as one.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T of[N]; };
 // As many elements as one access can have.
