@@ -178,7 +178,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
         self.rms_norm(x, weight, epsilon)
     }
 
-    /// Computes [`swiglu`](Self::swiglu) of `x · weightᵀ + bias`. The product may not be rounded before.
+    /// Computes [`swiglu`](Self::swiglu) of `x · weightᵀ + bias`.
     fn gated_linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         self.swiglu(&self.linear(x, weight, bias, x.dtype())?)
     }

@@ -83,7 +83,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
         for (int w = 0; w < THREADS / 32; w++) sums[r] += shares[w][r];
     }
     if (is_gated) {
-        out[blockIdx.x] = narrow<RESULT>(gated(sums[0], sums[1]));
+        // Rounded as in kernels of their own.
+        const float gate = widen(narrow<RESULT>(sums[0])), up = widen(narrow<RESULT>(sums[1]));
+        out[blockIdx.x] = narrow<RESULT>(gated(gate, up));
     } else {
         for (int r = 0; r < ROWS; r++) out[rows[r]] = narrow<RESULT>(sums[r]);
     }
