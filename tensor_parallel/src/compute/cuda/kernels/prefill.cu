@@ -1,5 +1,5 @@
 // Attention of many new positions of one sequence, without tensor cores. Compiled behind attention.cu, whose names it uses;
-// prefill_tensor.cu takes its place where there are tensor cores for the type and head.
+// prefill_mma.cu or prefill_wgmma.cu takes its place where there are tensor cores for the type and head.
 
 #if !defined(MMA) && !defined(WGMMA)
 
