@@ -57,7 +57,7 @@ fn is_avx512<S: Simd>() -> bool {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn together(vectors: &[__m512; 16]) -> [f32; 16] {
+fn together(vectors: &[__m512; 16]) -> [f32; 16] {
     // In each quarter of a vector: halves of the sums of two vectors, then the sums of four.
     let halves: [__m512; 8] = std::array::from_fn(|i| {
         let [a, b] = [vectors[2 * i], vectors[2 * i + 1]];
