@@ -33,6 +33,8 @@ const BEAT_TIMEOUT: Duration = Duration::from_secs(1);
 const NETWORK_MARGIN: Duration = Duration::from_secs(2);
 /// Time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Connections that a server may close before it counts as another service.
+const MOST_CLOSED: u32 = 10;
 /// HTTP/2 keep-alive: a rendezvous that is silent for this long is pinged, and considered lost if it stays silent as long
 /// again.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -326,7 +328,7 @@ async fn connect(
     deadline: Instant,
 ) -> Result<(ControlClient<Channel>, IpAddr), ConnectError> {
     let started = Instant::now();
-    let mut last = None;
+    let (mut last, mut closed) = (None, 0);
     let stream = loop {
         let error = match tokio::time::timeout_at(deadline.into(), open(&server, &secret, &security)).await {
             Ok(Ok(stream)) => break stream,
@@ -341,8 +343,15 @@ async fn connect(
             }
         };
         let handshake = handshake_error(&error);
-        // The server of a broken connection may be a rendezvous that is just starting; retrying helps in no other case.
-        if handshake.is_some_and(|inner| !matches!(inner, HandshakeError::Io(_))) {
+        // The server of a broken connection may be a rendezvous that is just starting, and one that strangers flood closes some
+        // connections; retrying helps in no other case.
+        closed += u32::from(matches!(handshake, Some(HandshakeError::Closed)));
+        let may_help = match handshake {
+            None | Some(HandshakeError::Io(_)) => true,
+            Some(HandshakeError::Closed) => closed < MOST_CLOSED,
+            Some(_) => false,
+        };
+        if !may_help {
             return Err(ConnectError::Handshake(error));
         }
         if Instant::now() + RETRY_INTERVAL >= deadline {

@@ -33,6 +33,9 @@ pub enum HandshakeError {
     /// The other end speaks another protocol, or another version.
     #[error("the server there is not a rendezvous of this version")]
     NotARendezvous,
+    /// The server closed the connection after our opening: it speaks another protocol or version, or strangers flood it.
+    #[error("the server there is not a rendezvous of this version")]
+    Closed,
     /// The other end does not know the secret.
     #[error("the other end does not know this job's secret, so it belongs to another job")]
     WrongSecret,
@@ -67,7 +70,7 @@ impl HandshakeError {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Io(_) => "broken",
-            Self::NotARendezvous => "protocol",
+            Self::NotARendezvous | Self::Closed => "protocol",
             Self::WrongSecret | Self::NoProof => "secret",
             Self::Intercepted => "intercepted",
             Self::Mismatch(_) => "encryption",
@@ -184,9 +187,8 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let (preface, nonce) = server.split_first_chunk_mut::<8>().expect("an opening is longer");
     let there = match stream.read_exact(preface).await {
         Ok(_) => read_preface(*preface)?,
-        // The server closed the connection after our opening: another protocol, or another version.
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            return Err(HandshakeError::NotARendezvous);
+            return Err(HandshakeError::Closed);
         }
         Err(error) => return Err(error.into()),
     };
