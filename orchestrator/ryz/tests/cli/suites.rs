@@ -1,27 +1,12 @@
 //! `ryz bench --latency-targets` and `--vary overlap`, and the share of communication that `ryz generate --profile` tells. What they
 //! measure is tested with the suite.
 
-use std::time::Duration;
-
-use crate::bench::{refused, well};
+use crate::bench::{bench, refused, well};
 use crate::support::{Run, text};
 
 #[test]
 fn every_documented_target_is_measured_and_judged() {
-    let arguments = [
-        "bench",
-        "--backend",
-        "tcp",
-        "--world-size",
-        "2",
-        "--latency-targets",
-        "--iters",
-        "1",
-        "--format",
-        "json",
-    ];
-    // Steps of an 8B model: the time is that of the processors, and of what else they do.
-    let output = Run::new(&arguments, &[]).finish_within(Duration::from_secs(3600));
+    let output = bench(&["--world-size", "2", "--latency-targets", "--iters", "1", "--format", "json"]);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{stderr}");
     let rows: Vec<serde_json::Value> =

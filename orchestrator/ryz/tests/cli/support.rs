@@ -94,12 +94,7 @@ impl Run {
     }
 
     /// Waits for the end, and gives its output.
-    pub(crate) fn finish(self) -> Output {
-        self.finish_within(LONG)
-    }
-
-    /// Waits for the end of a run that computes for long, and gives its output.
-    pub(crate) fn finish_within(mut self, limit: Duration) -> Output {
+    pub(crate) fn finish(mut self) -> Output {
         let (mut out, mut err) =
             (self.child.stdout.take().expect("piped"), self.child.stderr.take().expect("piped"));
         let out = std::thread::spawn(move || {
@@ -110,7 +105,7 @@ impl Run {
             let mut bytes = Vec::new();
             err.read_to_end(&mut bytes).map(|_| bytes).expect("read")
         });
-        let status = self.wait_within(limit);
+        let status = self.wait();
         // Nobody may hold these open any longer: that would be a process left behind.
         let closed = eventually(|| (out.is_finished() && err.is_finished()).then_some(()));
         assert!(closed.is_some(), "somebody still writes: {:?}", self.family());
@@ -118,11 +113,7 @@ impl Run {
     }
 
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
-        self.wait_within(LONG)
-    }
-
-    fn wait_within(&mut self, limit: Duration) -> std::process::ExitStatus {
-        within(limit, || self.child.try_wait().expect("waited")).expect("ryz ends in time")
+        eventually(|| self.child.try_wait().expect("waited")).expect("ryz ends in time")
     }
 }
 
@@ -162,12 +153,8 @@ pub(crate) fn command_line(pid: u32) -> String {
 }
 
 /// Asks again and again until there is an answer or too much time has passed.
-pub(crate) fn eventually<T>(ask: impl FnMut() -> Option<T>) -> Option<T> {
-    within(LONG, ask)
-}
-
-fn within<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + limit;
+pub(crate) fn eventually<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + LONG;
     loop {
         if let Some(answer) = ask() {
             return Some(answer);
