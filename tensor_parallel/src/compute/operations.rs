@@ -172,13 +172,21 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Adds `y` to `x`, or to every row of `x` if `y` is a vector.
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()>;
 
-    /// Adds `y` to `x` as [`add`](Self::add) does, and returns the [norm](Self::rms_norm) of the sum.
+    /// Adds `y` to `x[rows, columns]` as [`add`](Self::add) does, and returns the [norm](Self::rms_norm) of the sum, of the shape of
+    /// `x`. `weight` has `columns` elements.
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not fit or the device fails.
     fn add_norm(&self, x: &mut Tensor, y: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
         self.add(x, y)?;
         self.rms_norm(x, weight, epsilon)
     }
 
-    /// Computes [`swiglu`](Self::swiglu) of `x · weightᵀ + bias`.
+    /// Computes [`swiglu`](Self::swiglu) of `x[rows, k] · weight[2 n, k]ᵀ + bias[2 n]`, a result `[rows, n]` of the type of `x`. The
+    /// first `n` rows of the weight give the gates. Gates and ups are rounded to that type before.
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not fit or the device fails.
     fn gated_linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         self.swiglu(&self.linear(x, weight, bias, x.dtype())?)
     }

@@ -229,7 +229,8 @@ pub(crate) const ENDLESS: [&str; 2] = ["1KB", "1000000"];
 /// Calls that last some seconds, more on a slow machine: the bytes take the time, not the turns of the ranks.
 pub(crate) const SECONDS: [&str; 2] = ["20MB", "100"];
 
-/// Four ranks that call collectives of this size so many times, once they do. Returns one of them too.
+/// Starts four ranks, each of which calls collectives of this size `iters` times. Waits until they call. Returns the run and the
+/// process of one rank.
 pub(crate) fn at_work(flags: &[&str], [size, iters]: [&str; 2]) -> (Run, rustix::process::Pid) {
     let ryz = env!("CARGO_BIN_EXE_ryz");
     let job = ["launch", "-n", "4", "--backend", "tcp"];

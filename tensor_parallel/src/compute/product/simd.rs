@@ -19,10 +19,10 @@ use crate::float::Float;
 
 /// Elements of a row that are multiplied at a time, so that those of a tile's weights stay in the first-level cache.
 const PIECE: usize = 1024;
-/// The most weight rows in a tile of sums.
+/// Weight rows in a tile of sums, with 32 registers.
 const TILE: usize = 6;
-/// Weight rows in a tile of [`all_pairs`].
-const PAIRS: usize = 4;
+/// Weight rows in a tile with 16 registers, and of [`all_pairs`].
+const SMALL_TILE: usize = 4;
 /// Activation rows that are multiplied with all weights before the next ones are.
 const ROWS: usize = 64;
 /// Activations that stay in the second-level cache while all weights pass: [`ROWS`] pieces.
@@ -149,8 +149,8 @@ pub(super) fn deinterleaved(arch: Arch, x: &[f32], k: usize) -> Vec<f32> {
     out
 }
 
-/// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does. A result has the same bits whatever rows
-/// are beside it.
+/// Computes `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products) does. The other rows of `x` do not change the
+/// bits of a result.
 pub(super) fn multiply<W: Weights>(arch: Arch, x: &[f32], w: &[W], out: &mut [f32], k: usize) {
     let row = k / W::Item::WEIGHTS;
     assert!(row * W::Item::WEIGHTS == k && x.len().is_multiple_of(k), "rows must be whole items");
@@ -173,7 +173,7 @@ impl<W: Weights> WithSimd for Product<'_, W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        if has_32_registers::<S>() { self.tiled::<S, TILE>(simd) } else { self.tiled::<S, 4>(simd) }
+        if has_32_registers::<S>() { self.tiled::<S, TILE>(simd) } else { self.tiled::<S, SMALL_TILE>(simd) }
     }
 }
 
@@ -363,12 +363,12 @@ impl<I: Item, const C: usize, const R: usize> WithSimd for Tile<'_, I, C, R> {
 pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out: &mut [f32], k: usize) {
     let n = w.len() / k;
     out.fill(0.0);
-    for (i, rows) in w.chunks_exact(PAIRS * k).enumerate() {
+    for (i, rows) in w.chunks_exact(SMALL_TILE * k).enumerate() {
         let (two, last) = rows.split_at(2 * k);
         let ((a, b), (c, d)) = (two.split_at(k), last.split_at(k));
-        strip::<S, f32, PAIRS>(simd, x, ([a, b, c, d], None), &mut out[i * PAIRS..], [k, n, 0]);
+        strip::<S, f32, SMALL_TILE>(simd, x, ([a, b, c, d], None), &mut out[i * SMALL_TILE..], [k, n, 0]);
     }
-    debug_assert!(n.is_multiple_of(PAIRS));
+    debug_assert!(n.is_multiple_of(SMALL_TILE));
 }
 
 /// Adds the rows of `values` in `range` to each row of `sums`, each multiplied by its weight. A row of weights has `stride`

@@ -92,6 +92,24 @@ extern "C" __global__ void concat_columns(
     }
 }
 
+// Writes a row of a norm: row × scale × weight, where `squares` is a thread's share of the sum of the row's squares.
+__device__ __forceinline__ void scale_row(
+    const ELEMENT* row, const OTHER* weight, ELEMENT* out, float squares, u32 columns, float epsilon
+) {
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
+    float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
+    if (columns % N == 0) {
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
+            Pack<OTHER, N> by = *(const Pack<OTHER, N>*)(weight + i);
+            for (int e = 0; e < N; e++) in.of[e] = narrow<ELEMENT>(widen(in.of[e]) * scale * widen(by.of[e]));
+            *(Pack<ELEMENT, N>*)(out + i) = in;
+        }
+        return;
+    }
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) out[i] = narrow<ELEMENT>(widen(row[i]) * scale * widen(weight[i]));
+}
+
 // x / sqrt(mean(x²) + epsilon) × weight. One block a row.
 extern "C" __global__ void rms_norm(
     const ELEMENT* __restrict__ x, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
@@ -99,25 +117,16 @@ extern "C" __global__ void rms_norm(
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     const ELEMENT* row = x + (u64)blockIdx.x * columns;
-    ELEMENT* to = out + (u64)blockIdx.x * columns;
     float squares = 0.0f;
     if (columns % N == 0) {
         for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
             Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
             for (int e = 0; e < N; e++) squares += widen(in.of[e]) * widen(in.of[e]);
         }
-        float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
-        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
-            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
-            Pack<OTHER, N> by = *(const Pack<OTHER, N>*)(weight + i);
-            for (int e = 0; e < N; e++) in.of[e] = narrow<ELEMENT>(widen(in.of[e]) * scale * widen(by.of[e]));
-            *(Pack<ELEMENT, N>*)(to + i) = in;
-        }
-        return;
+    } else {
+        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) squares += widen(row[i]) * widen(row[i]);
     }
-    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) squares += widen(row[i]) * widen(row[i]);
-    float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
-    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = narrow<ELEMENT>(widen(row[i]) * scale * widen(weight[i]));
+    scale_row(row, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
 }
 
 // x += y; then the same of x, whose elements have been rounded. One block a row.
@@ -129,7 +138,6 @@ extern "C" __global__ void add_norm(
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     x += (u64)blockIdx.x * columns;
     y += (u64)blockIdx.x * columns;
-    out += (u64)blockIdx.x * columns;
     float squares = 0.0f;
     if (columns % N == 0) {
         for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
@@ -140,21 +148,14 @@ extern "C" __global__ void add_norm(
             }
             *(Pack<ELEMENT, N>*)(x + i) = a;
         }
-        float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
-        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
-            Pack<ELEMENT, N> a = *(const Pack<ELEMENT, N>*)(x + i);
-            Pack<OTHER, N> by = *(const Pack<OTHER, N>*)(weight + i);
-            for (int e = 0; e < N; e++) a.of[e] = narrow<ELEMENT>(widen(a.of[e]) * scale * widen(by.of[e]));
-            *(Pack<ELEMENT, N>*)(out + i) = a;
+    } else {
+        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
+            x[i] = narrow<ELEMENT>(widen(x[i]) + widen(y[i]));
+            squares += widen(x[i]) * widen(x[i]);
         }
-        return;
     }
-    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
-        x[i] = narrow<ELEMENT>(widen(x[i]) + widen(y[i]));
-        squares += widen(x[i]) * widen(x[i]);
-    }
-    float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
-    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) out[i] = narrow<ELEMENT>(widen(x[i]) * scale * widen(weight[i]));
+    // A thread reads what it has written.
+    scale_row(x, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
 }
 
 // The same for each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
