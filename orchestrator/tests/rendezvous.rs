@@ -445,6 +445,43 @@ fn nobody_listening_is_an_error_that_says_where_and_what_to_look_at() {
     assert!(words.contains(&format!("127.0.0.1:{}", free.port())) && words.contains("refused"), "{words}");
 }
 
+/// A server that reads the opening of this many connections and closes them, then passes one on to `server`. Returns its address.
+fn closes_first(closed: usize, server: SocketAddr) -> HostPort {
+    let middle = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = middle.local_addr().expect("bound").port();
+    std::thread::spawn(move || {
+        for _ in 0..closed {
+            let (mut client, _) = middle.accept().expect("a client");
+            client.read_exact(&mut [0; 40]).expect("an opening");
+        }
+        let (client, _) = middle.accept().expect("a client");
+        let server = TcpStream::connect(server).expect("connected");
+        let streams = || (client.try_clone().expect("a clone"), server.try_clone().expect("a clone"));
+        let (mut forth, mut back) = (streams(), streams());
+        std::thread::spawn(move || std::io::copy(&mut back.1, &mut back.0));
+        let _ = std::io::copy(&mut forth.0, &mut forth.1);
+    });
+    HostPort::new("127.0.0.1", port).expect("an address")
+}
+
+#[test]
+fn a_rank_whose_connections_are_closed_for_those_of_strangers_tries_again() {
+    let job = Job::new(1);
+    let there = closes_first(3, job.server.address());
+    let client = Client::connect(there, job.secret.clone(), security(), job.identity(0), within(60));
+    assert!(client.is_ok(), "{:?}", client.err());
+}
+
+#[test]
+fn a_server_that_closes_every_connection_is_another_service() {
+    let job = Job::new(1);
+    let there = closes_first(1000, job.server.address());
+    let error = Client::connect(there, job.secret.clone(), security(), job.identity(0), within(300))
+        .expect_err("no rendezvous");
+    assert!(error.to_string().contains("is not a rendezvous of this version"), "{error}");
+    assert!(!error.to_string().contains("tried for"), "told before the deadline: {error}");
+}
+
 #[test]
 fn a_failure_and_a_new_epoch_reach_those_who_wait() {
     let job = Job::new(2);
