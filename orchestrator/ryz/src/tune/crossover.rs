@@ -6,7 +6,7 @@ use ryzanstein_process_group::paths::tuned::{Measurement, TunedRange};
 use ryzanstein_benches::measure::Summary;
 
 /// The share by which a path must be faster than the one that it replaces.
-pub const GAIN: f64 = 0.1;
+const GAIN: f64 = 0.1;
 
 /// The times of one size on every path.
 #[derive(Clone, PartialEq, Debug)]

@@ -7,7 +7,7 @@ mod nccl;
 mod report;
 mod write;
 
-pub use crossover::{GAIN, Timed, Turn, choose, ranges};
+pub use crossover::{Timed, Turn, choose, ranges};
 pub use measure::{Request, Sizes, Tuned, run};
 pub use nccl::{Proposal, Situation, changes, own_kernels_carry, propose};
 pub use report::{json, table};
