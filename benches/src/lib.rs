@@ -7,6 +7,8 @@
 pub mod cgroup;
 pub mod checkpoint;
 pub mod communication;
+pub mod cupti;
 pub mod measure;
+pub mod nodes;
 pub mod ranks;
 pub mod suite;

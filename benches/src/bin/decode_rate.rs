@@ -2,9 +2,11 @@
 //! prompt.
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
-//! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a
-//! built `ryz` in the folder of this program. With `--follow` it then repeats one prompt, or the passes of N sequences, until it is
-//! killed. It prints the microseconds of each.
+//! [--prompt 512] [--passes 50] [--prefill 128,512] [--nodes 1,8] [--folder DIR] [--json FILE]
+//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints each
+//! node of the graphs of as many sequences, on rank 0: its time, the gap before it, what it adds to the pass, the bytes that it
+//! reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt, or the passes of N sequences, until
+//! it is killed. It prints the microseconds of each.
 //! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the
 //! end. All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
 //! compare with on CPUs.
@@ -16,9 +18,12 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, VOCABULARY};
+use ryzanstein_benches::cupti::KernelTimes;
+use ryzanstein_benches::nodes::{self, Reads};
 use ryzanstein_benches::ranks;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
+use ryzanstein_tensor_parallel::compute::for_group;
 use ryzanstein_tensor_parallel::{Llama, Passes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -27,6 +32,8 @@ use serde_json::json;
 const WARM_UP: usize = 4;
 /// Timed prompts of each length.
 const PROMPTS: usize = 5;
+/// Rows and columns of the matrix that measures the bandwidth of the memory: 4 GiB.
+const LARGE: [usize; 2] = [1 << 18, 1 << 13];
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Work {
@@ -36,6 +43,7 @@ struct Work {
     prompt: usize,
     passes: usize,
     prefill: Vec<usize>,
+    nodes: Vec<usize>,
     json: Option<PathBuf>,
     follow: Option<Follow>,
 }
@@ -76,6 +84,7 @@ fn main() -> Result<()> {
         prompt: 512,
         passes: 50,
         prefill: Vec::new(),
+        nodes: Vec::new(),
         json: None,
         follow: None,
     };
@@ -91,6 +100,7 @@ fn main() -> Result<()> {
             "--prompt" => work.prompt = value.parse().context("--prompt")?,
             "--passes" => work.passes = value.parse().context("--passes")?,
             "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
+            "--nodes" => work.nodes = ranks::numbers(value).context("--nodes")?,
             "--folder" => folder = value.into(),
             "--follow" => work.follow = Some(value.parse().context("--follow")?),
             "--json" => work.json = Some(value.into()),
@@ -144,6 +154,7 @@ fn rank(work: &Work) -> Result<()> {
     if let Some(file) = work.json.as_ref().filter(|_| is_first) {
         std::fs::write(file, serde_json::to_string(&results)?).with_context(|| file.display().to_string())?;
     }
+    print_nodes(&model, work, group)?;
     while let Some(follow) = work.follow {
         let time = match follow {
             Follow::Prompt(tokens) => one_prompt(&model, tokens, group)?,
@@ -182,14 +193,56 @@ fn one_prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Re
     Ok(took)
 }
 
+/// Prints the nodes of the graphs of `work.nodes` sequences.
+fn print_nodes(model: &Arc<Llama>, work: &Work, group: &mut ProcessGroup) -> Result<()> {
+    if work.nodes.is_empty() {
+        return Ok(());
+    }
+    ensure!(group.device().is_some(), "--nodes needs GPUs: CPUs have no graphs");
+    let recorder = (group.rank().0 == 0).then(KernelTimes::record).transpose()?;
+    let bandwidth = recorder.as_ref().map(|recorder| bandwidth(recorder, group)).transpose()?;
+    for &n in &work.nodes {
+        let take = || recorder.as_ref().map(KernelTimes::take).transpose();
+        pass_after(model, n, work, Passes::Graph, group, || take().map(drop))?;
+        let (Some(kernels), Some(bandwidth)) = (take()?, bandwidth) else { continue };
+        let positions = work.prompt + WARM_UP + work.passes / 2;
+        let reads = Reads::new(model.config(), model.dtype().size(), group.world_size(), n, positions);
+        let table = nodes::table(&kernels, work.passes, &reads, bandwidth).with_context(|| {
+            format!("the kernels of passes of {n} sequences differ, or are not those of this model")
+        })?;
+        print!("\n{n} sequences, {:.0} GB/s:\n{table}", bandwidth / 1e9);
+    }
+    Ok(())
+}
+
+/// Returns the bytes per second at which a product of one row reads a large matrix.
+fn bandwidth(recorder: &KernelTimes, group: &ProcessGroup) -> Result<f64> {
+    let compute = for_group(group)?;
+    let matrix = compute.zeros(&LARGE, DType::BF16)?;
+    let x = compute.zeros(&[1, LARGE[1]], DType::BF16)?;
+    for _ in 0..PROMPTS {
+        compute.linear(&x, &matrix, None, DType::BF16)?.values()?;
+    }
+    let times = recorder.take()?.into_iter().filter(|kernel| kernel.name == "matrix_vector");
+    let best = times.map(|kernel| kernel.end - kernel.start).min().context("CUPTI recorded no kernel")?;
+    Ok(matrix.bytes() as f64 / best as f64 * 1e9)
+}
+
 /// Returns the median time in seconds of a pass that gives each of `n` sequences a token.
-fn pass(
+fn pass(model: &Arc<Llama>, n: usize, work: &Work, kind: Passes, group: &mut ProcessGroup) -> Result<f64> {
+    pass_after(model, n, work, kind, group, || Ok(()))
+}
+
+/// Returns the same as [`pass`]. Calls `warmed` before the first timed pass.
+fn pass_after(
     model: &Arc<Llama>,
     n: usize,
     &Work { prompt, passes, .. }: &Work,
     kind: Passes,
     group: &mut ProcessGroup,
+    warmed: impl FnOnce() -> Result<()>,
 ) -> Result<f64> {
+    let mut warmed = Some(warmed);
     let text: Vec<u32> = (0..prompt).map(token).collect();
     let mut decoder = model.decoder(n, prompt + WARM_UP + passes, kind)?;
     for sequence in 0..n {
@@ -198,6 +251,11 @@ fn pass(
     let mut times = Vec::new();
     for at in 0..WARM_UP + passes {
         let tokens: Vec<_> = (0..n).map(|sequence| (sequence, token(prompt + at))).collect();
+        if at == WARM_UP
+            && let Some(warmed) = warmed.take()
+        {
+            warmed()?;
+        }
         group.barrier()?;
         let started = Instant::now();
         let logits = decoder.decode(&tokens, group)?;

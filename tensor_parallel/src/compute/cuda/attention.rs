@@ -211,7 +211,7 @@ impl Cuda {
 
     /// Returns the number of splits of the positions, enough to keep every multiprocessor busy when the cache is full.
     fn splits(&self, across: usize, capacity: usize) -> usize {
-        let blocks = 3 * self.gpu.device.info().multiprocessors as usize;
+        let blocks = 4 * self.gpu.device.info().multiprocessors as usize;
         (blocks / across).clamp(1, MOST_SPLITS).min(capacity.div_ceil(FEWEST)).max(1)
     }
 }

@@ -16,6 +16,9 @@ const ROWS: &str = include_str!("kernels/rows.cu");
 const VECTOR: &str = include_str!("kernels/vector.cu");
 const ATTENTION: &str = concat!(
     include_str!("kernels/attention.cu"),
+    include_str!("kernels/mma.cu"),
+    include_str!("kernels/decode_vectors.cu"),
+    include_str!("kernels/decode_mma.cu"),
     include_str!("kernels/decode.cu"),
     include_str!("kernels/prefill.cu"),
     include_str!("kernels/softmax.cu"),

@@ -17,6 +17,12 @@ use crate::tensor::Tensor;
 /// The maximum of the second dimension of a grid.
 const MOST_ROWS: u32 = 65_535;
 
+/// Returns the number of threads that normalise a row: one for each access of 16 bytes, if the row is short enough.
+fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
+    let elements = 16 / x.dtype().size().max(weight.dtype().size());
+    x.columns().div_ceil(elements).next_multiple_of(32).clamp(32, 1024) as u32
+}
+
 impl Kernels {
     /// Computes `out[i] = table[ids[i] - first]` for the ids of a batch. Writes zeros for ids that the table does not contain.
     ///
@@ -104,8 +110,7 @@ impl Kernels {
             return Err(Error::shape_mismatch("norm", x, out));
         }
         let rows = to_u32("rows", x.rows())?;
-        // One vector of four elements per thread if the row is short enough.
-        let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
+        let threads = norm_threads(x, weight);
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "rms_norm");
         call.read(x)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
         // SAFETY: a block reads a row of `x` and the weight, both of `columns` elements, and writes a row of `out`, which has
@@ -134,7 +139,7 @@ impl Kernels {
             }
         }
         let rows = to_u32("rows", x.rows())?;
-        let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
+        let threads = norm_threads(x, weight);
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
         call.write(x)?.read(y)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
         // SAFETY: a block reads a row of `x`, of `y` and the weight, all of `columns` elements, and writes a row of `x` and of

@@ -34,17 +34,13 @@ __device__ __forceinline__ u64 base_of(const Shape& shape, u32 sequence, u32 kv_
     return ((u64)sequence * shape.kv_heads + kv_head) * shape.capacity * HEAD_DIM;
 }
 
-// Puts one position's key and value of one head into the cache.
-__device__ __forceinline__ void append_one(
-    const ELEMENT* row, const float2* rotation, ELEMENT* keys, ELEMENT* values, const Shape& shape, u32 kv_head, u32 sequence,
-    u32 position
+// Puts one position's key, rotated, and its value into the cache.
+__device__ __forceinline__ void put(
+    const ELEMENT* key, const ELEMENT* value, const float2* rotation, ELEMENT* key_there, ELEMENT* value_there
 ) {
-    const ELEMENT* key = row + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM;
-    const ELEMENT* value = key + (u64)shape.kv_heads * HEAD_DIM;
-    u64 at = base_of(shape, sequence, kv_head) + (u64)position * HEAD_DIM;
     for (int i = threadIdx.x; i < HEAD_DIM; i += blockDim.x) {
-        keys[at + i] = narrow<ELEMENT>(rotated(key, rotation, i));
-        values[at + i] = value[i];
+        key_there[i] = narrow<ELEMENT>(rotated(key, rotation, i));
+        value_there[i] = value[i];
     }
 }
 
@@ -54,8 +50,34 @@ extern "C" __global__ void append(
     ELEMENT* __restrict__ keys, ELEMENT* __restrict__ values, Shape shape
 ) {
     wait_for_previous();
-    u32 row = blockIdx.x;
-    append_one(
-        qkv + row * row_length(shape), rotations + (u64)row * HALF, keys, values, shape, blockIdx.y, batch[shape.rows + row], batch[row]
-    );
+    u32 row = blockIdx.x, kv_head = blockIdx.y;
+    const ELEMENT* key = qkv + row * row_length(shape) + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM;
+    u64 at = base_of(shape, batch[shape.rows + row], kv_head) + (u64)batch[row] * HEAD_DIM;
+    put(key, key + (u64)shape.kv_heads * HEAD_DIM, rotations + (u64)row * HALF, keys + at, values + at);
 }
+
+// What the files of `decode` share.
+
+#if (defined(MMA) || defined(WGMMA)) && HEAD_DIM % 64 == 0
+#define DECODE_MMA
+#endif
+#define DECODE_THREADS 128
+constexpr int WARPS = DECODE_THREADS / 32;
+// Query heads a block: a larger group takes several blocks, which read the same keys and values through the cache.
+__host__ __device__ constexpr int heads_a_block(int group, int most) {
+    return group % most == 0 ? most : heads_a_block(group, most - 1);
+}
+constexpr int HEADS = heads_a_block(GROUP, HEAD_DIM > 128 ? 4 : 8);
+
+// The query heads of a block. Products with keys times `scale` are exponents of 2.
+struct Heads {
+    const ELEMENT* queries;
+    const float2* rotation;
+    float scale;
+};
+
+// What each warp of a block leaves of each head, and behind them the new position: the greatest score, the sum of weights and
+// the weighted sum.
+struct WarpShares {
+    float top[WARPS + 1][HEADS], weight[WARPS + 1][HEADS], sum[WARPS + 1][HEADS][HEAD_DIM];
+};

@@ -12,15 +12,6 @@ constexpr int TENSOR_KEYS = 64;
 // Rows in shared memory are longer by 16 bytes, so that eight of them lie in different banks.
 constexpr int PITCH = HEAD_DIM + 8;
 
-// c[16, 8] += a[16, 16] · b[16, 8], where c is tile n of `tiles`. Each warp's lanes hold their parts.
-template <int COUNT> __device__ __forceinline__ void multiply(float (&tiles)[COUNT], int n, const u32 (&a)[4], u32 b0, u32 b1) {
-    float* c = tiles + 4 * n;
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) ".f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Four 8 × 8 matrices from shared memory; lane i names row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(u32 (&m)[4], const ELEMENT* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -1,21 +1,6 @@
-// What the kernels on tensor cores share. Compiled behind attention.cu, whose names it uses.
+// What the prefill kernels on tensor cores share. Compiled behind attention.cu and mma.cu, whose names it uses.
 
 #if defined(MMA) || defined(WGMMA)
-
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-
-// Two numbers, each rounded to 16 bits.
-__device__ __forceinline__ u32 rounded_pair(float low, float high) {
-    u32 both;
-    asm("cvt.rn." TEXT(ELEMENT) "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // A lane's parts of two queries, eight apart, and the online softmax of their scores. Of four elements of a tile, the first two are
 // of the first query, at `column` and behind it, the others of the second.
