@@ -96,6 +96,7 @@ def seconds(work, count, device):
             times.append(time.perf_counter() - began)
         return times
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             work()
