@@ -1,5 +1,5 @@
-//! Attention on a GPU, with the kernels of `attention.cu`, `decode.cu` and one of `prefill.cu`, `prefill_mma.cu` and
-//! `prefill_wgmma.cu`.
+//! Attention on a GPU: `append` of `attention.cu`; `decode.cu` for one new position, with `decode_mma.cu` or `decode_vectors.cu`;
+//! one of `prefill.cu`, `prefill_mma.cu` and `prefill_wgmma.cu` for many.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -20,6 +20,8 @@ pub(super) const ARRIVALS: usize = 65_535;
 /// Threads of a block of `decode.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
+/// Blocks of `decode.cu` that a multiprocessor runs at the same time.
+const BLOCKS: usize = 4;
 /// The minimum number of positions in a split. Smaller splits cost more to combine than they save.
 const FEWEST: usize = 64;
 /// The maximum length of a head whose tiles fit the shared memory of a block.
@@ -211,7 +213,7 @@ impl Cuda {
 
     /// Returns the number of splits of the positions, enough to keep every multiprocessor busy when the cache is full.
     fn splits(&self, across: usize, capacity: usize) -> usize {
-        let blocks = 4 * self.gpu.device.info().multiprocessors as usize;
+        let blocks = BLOCKS * self.gpu.device.info().multiprocessors as usize;
         (blocks / across).clamp(1, MOST_SPLITS).min(capacity.div_ceil(FEWEST)).max(1)
     }
 }
