@@ -1,10 +1,11 @@
 //! The settings of Ryzanstein, and the source of each value.
 //!
-//! Four layers, each stronger than the one before: the defaults, a TOML file, the environment, the command line.
-//! [`Config::load`] merges them and parses every value once, into types that need no later validation.
+//! Four layers, each stronger than the one before: the defaults, a TOML file, the environment, the command line. An embedding
+//! program may set values on top of them. [`Config::load`] merges the layers and parses every value once, into types that need no
+//! later validation.
 //!
 //! This crate does not read the environment, working directory or arguments of the process: the caller passes them as
-//! [`Sources`]. Its only I/O is reading files: the one named there, and those that other crates read with [`mod@file`].
+//! [`Sources`]. It only reads files: the TOML file that the sources name, and those that other crates read with [`mod@file`].
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, Source, Sources};

@@ -22,7 +22,7 @@
 //! | start ranks and watch over them | [`supervisor::run`] |
 //! | serve a rendezvous, or join one without an [`Orchestrator`] | [`rendezvous`] |
 //! | log with the rank, serve metrics, send spans | `telemetry`, a feature that is on by default |
-//! | hand settings to NCCL from a program that starts itself | [`nccl_settings`] |
+//! | set NCCL's variables in a program that `ryz launch` does not start | [`nccl_settings`] |
 
 pub mod console;
 mod heartbeat;

@@ -7,7 +7,7 @@
 //! use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
 //!
 //! # fn main() -> ryzanstein_process_group::Result<()> {
-//! // One rank alone. Ranks that are processes pass the rendezvous that `ryzanstein_orchestrator::rendezvous::connect` finds.
+//! // One rank alone. A rank that is a process of its own gets its rendezvous from `ryzanstein_orchestrator::rendezvous::connect`.
 //! let rendezvous = MemoryRendezvous::new(1).remove(0);
 //! let mut manager = ProcessGroupManager::initialize(&Config::default(), &rendezvous)?;
 //! let mut x = [1.0f32, 2.0];
@@ -17,8 +17,9 @@
 //! # }
 //! ```
 //!
-//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. An
-//! error poisons the group, because the state of the other ranks is unknown; a restart makes new groups.
+//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. After
+//! any error but [`Error::Invalid`], a group refuses further calls, because the state of the other ranks is unknown; a restart makes
+//! new groups.
 //!
 //! Ranks that are threads of one process need no manager:
 //!

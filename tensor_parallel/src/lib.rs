@@ -3,8 +3,8 @@
 //! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES); the second
 //! argument is the element type of activations, `None` for that of the weights.
 //!
-//! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
-//! which are input features, and sums the results of all ranks. Layers borrow the
+//! A column-parallel layer shards the output features, the rows of its weight. A row-parallel layer shards the input features, the
+//! columns of its weight, and sums the results of all ranks. Layers borrow the
 //! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup), or another [`Communicator`], during a call, so the order of collectives is
 //! the order of the code.
 //!

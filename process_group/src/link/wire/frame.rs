@@ -110,7 +110,7 @@ mod tests {
 
         #[test]
         fn headers_survive_the_wire(
-            fingerprint in any_fingerprint(), algorithm in 0..4usize, sequence: u64, length in 0..usize::MAX,
+            fingerprint in any_fingerprint(), algorithm in 0..Algorithm::ALL.len(), sequence: u64, length in 0..usize::MAX,
         ) {
             let header = Header {
                 kind: Kind::Data,
