@@ -4,9 +4,9 @@
 
 use std::alloc::Layout;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, bail, ensure};
 use libloading::Library;
 
 /// A kernel that ran on this process's GPU.
@@ -18,6 +18,8 @@ pub struct Kernel {
     pub start: u64,
     /// When its last block had ended, in nanoseconds.
     pub end: u64,
+    /// True if it is a node of a graph.
+    pub is_node: bool,
 }
 
 /// Names under which the library is found, the newest first.
@@ -32,7 +34,7 @@ const BUFFER: Layout = match Layout::from_size_align(8 << 20, 8) {
 };
 
 /// The beginning of `CUpti_ActivityKernel9`; later versions begin with the same fields.
-#[repr(C, packed(8))]
+#[repr(C)]
 #[derive(Clone, Copy)]
 struct KernelRecord {
     kind: u32,
@@ -52,18 +54,25 @@ struct KernelRecord {
     correlation: u32,
     grid_id: i64,
     name: *const c_char,
+    reserved: *const c_void,
+    queued: u64,
+    submitted: u64,
+    launch: [u8; 4],
+    shared_executed: u32,
+    graph_node: u64,
 }
 
 /// What the library has delivered since [`KernelTimes::take`].
 static RECORDED: Mutex<Vec<Kernel>> = Mutex::new(Vec::new());
-/// `cuptiActivityGetNextRecord`, for the callback, which is given no context of ours.
-static NEXT_RECORD: Mutex<Option<NextRecord>> = Mutex::new(None);
+/// `cuptiActivityGetNextRecord`, for the callback, which gets no context of ours.
+static NEXT_RECORD: OnceLock<NextRecord> = OnceLock::new();
 
 type NextRecord = unsafe extern "C" fn(*mut u8, usize, *mut *mut c_void) -> u32;
 type Requested = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Completed = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+type Number = unsafe extern "C" fn(u32) -> u32;
 
-/// Records the kernels of this process until the process ends.
+/// Records the kernels of this process until it is dropped. A process has one at a time.
 #[derive(Debug)]
 pub struct KernelTimes {
     /// Never unloaded: it has a thread of its own.
@@ -71,49 +80,74 @@ pub struct KernelTimes {
 }
 
 impl KernelTimes {
-    /// Begins to record. Graphs must be captured later to be recorded node by node.
+    /// Begins to record. Call this before a graph is captured, so that its nodes are recorded.
     ///
     /// # Errors
-    /// Returns an error if CUPTI is not found, or does not allow it.
+    /// Returns an error if CUPTI does not load, or does not allow it.
     pub fn record() -> Result<Self> {
-        // SAFETY: the library is NVIDIA's; its initialisers have no conditions.
-        let mut found = NAMES.iter().map(|name| unsafe { Library::new(*name) });
-        let library = found.find_map(Result::ok).with_context(|| {
-            format!(
-                "none of {} is found; CUPTI comes with the CUDA toolkit, in extras/CUPTI/lib64: add that folder to \
-                 LD_LIBRARY_PATH",
-                NAMES.join(", ")
-            )
-        })?;
-        let library: &Library = Box::leak(Box::new(library));
+        let library: &Library = Box::leak(Box::new(load()?));
         // SAFETY: the types are those of CUPTI's header. The callbacks stay valid: they are functions of this program.
         unsafe {
-            let next = library.get::<NextRecord>(b"cuptiActivityGetNextRecord")?;
-            *NEXT_RECORD.lock().unwrap_or_else(PoisonError::into_inner) = Some(*next);
+            NEXT_RECORD.get_or_init(|| next_record_of(library));
             let register = library.get::<unsafe extern "C" fn(Requested, Completed) -> u32>(
                 b"cuptiActivityRegisterCallbacks",
             )?;
             check("cuptiActivityRegisterCallbacks", register(requested, completed))?;
-            let enable = library.get::<unsafe extern "C" fn(u32) -> u32>(b"cuptiActivityEnable")?;
-            check("cuptiActivityEnable", enable(CONCURRENT_KERNEL))?;
         }
-        Ok(Self { library })
+        let recorder = Self { library };
+        recorder.call("cuptiActivityEnable", CONCURRENT_KERNEL)?;
+        Ok(recorder)
     }
 
-    /// Returns the kernels that have ended since the last call, in the order in which they ended.
+    /// Returns the kernels that have ended since the last call, in the order in which they ended. Synchronise with the GPU before,
+    /// so that none is missing.
     ///
     /// # Errors
     /// Returns an error if CUPTI does.
     pub fn take(&self) -> Result<Vec<Kernel>> {
-        // SAFETY: the type is that of CUPTI's header.
-        unsafe {
-            let flush = self.library.get::<unsafe extern "C" fn(u32) -> u32>(b"cuptiActivityFlushAll")?;
-            check("cuptiActivityFlushAll", flush(FLUSH_FORCED))?;
-        }
+        self.call("cuptiActivityFlushAll", FLUSH_FORCED)?;
         let mut kernels = std::mem::take(&mut *RECORDED.lock().unwrap_or_else(PoisonError::into_inner));
         kernels.sort_by_key(|kernel| kernel.end);
         Ok(kernels)
     }
+
+    fn call(&self, name: &str, number: u32) -> Result<()> {
+        // SAFETY: the type is that of the functions in CUPTI's header that are called here.
+        check(name, unsafe { self.library.get::<Number>(name)?(number) })
+    }
+}
+
+impl Drop for KernelTimes {
+    fn drop(&mut self) {
+        let _ = self.call("cuptiActivityDisable", CONCURRENT_KERNEL);
+    }
+}
+
+fn load() -> Result<Library> {
+    let mut errors = Vec::new();
+    for name in NAMES {
+        // SAFETY: the library is NVIDIA's; its initialisers have no conditions.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    bail!(
+        "CUPTI does not load ({}); it comes with the CUDA toolkit, in extras/CUPTI/lib64: add that folder to LD_LIBRARY_PATH",
+        errors.join("; ")
+    )
+}
+
+/// Returns the function, or one that finds no record if the library has none.
+///
+/// # Safety
+/// The library is CUPTI.
+unsafe fn next_record_of(library: &'static Library) -> NextRecord {
+    unsafe extern "C" fn none(_: *mut u8, _: usize, _: *mut *mut c_void) -> u32 {
+        1
+    }
+    // SAFETY: the type is that of CUPTI's header.
+    unsafe { library.get::<NextRecord>(b"cuptiActivityGetNextRecord").map_or(none, |next| *next) }
 }
 
 fn check(call: &str, code: u32) -> Result<()> {
@@ -139,18 +173,22 @@ unsafe extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, most: *mu
 /// # Safety
 /// The buffer is one of [`requested`], with `valid` bytes of records.
 unsafe extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid: usize) {
-    let next = *NEXT_RECORD.lock().unwrap_or_else(PoisonError::into_inner);
     let mut kernels = Vec::new();
     let mut record = std::ptr::null_mut();
     // SAFETY: the library goes from record to record until there is none. A record of this kind begins as declared, and its name
     // is alive. The buffer is not used after.
     unsafe {
-        while next.is_some_and(|next| next(buffer, valid, &raw mut record) == 0) {
-            if record.cast::<u32>().read() != CONCURRENT_KERNEL {
+        while NEXT_RECORD.get().is_some_and(|next| next(buffer, valid, &raw mut record) == 0) {
+            if record.cast::<u32>().read_unaligned() != CONCURRENT_KERNEL {
                 continue;
             }
-            let KernelRecord { name, start, end, .. } = record.cast::<KernelRecord>().read();
-            kernels.push(Kernel { name: CStr::from_ptr(name).to_string_lossy().into_owned(), start, end });
+            let KernelRecord { name, start, end, graph_node, .. } =
+                record.cast::<KernelRecord>().read_unaligned();
+            // Both are 0 where the library knows no times.
+            if end > 0 {
+                let name = CStr::from_ptr(name).to_string_lossy().into_owned();
+                kernels.push(Kernel { name, start, end, is_node: graph_node != 0 });
+            }
         }
         std::alloc::dealloc(buffer, BUFFER);
     }

@@ -5,8 +5,8 @@ use ryzanstein_tensor_parallel::model::LlamaConfig;
 
 use crate::cupti::Kernel;
 
-/// The kernels of our products.
-const PRODUCTS: [&str; 1] = ["matrix_vector"];
+/// The kernel of our products.
+pub const MATRIX_VECTOR: &str = "matrix_vector";
 /// Parts of the names of the library's kernels, several of which may compute one product.
 const LIBRARY: [&str; 5] = ["gemm", "gemv", "nvjet", "splitK", "cublas"];
 /// The kernel of decode attention.
@@ -20,11 +20,12 @@ pub struct Reads {
     /// The weights of each product, in the order of the pass.
     products: Vec<usize>,
     /// The keys and values of each layer.
-    attention: usize,
+    attention: Vec<usize>,
 }
 
 impl Reads {
-    /// Returns what a pass of `sequences` sequences after `positions` positions reads on one of `world_size` ranks.
+    /// Returns what a pass of `sequences` sequences after `positions` positions reads on one of `world_size` ranks. Elements have
+    /// `size` bytes.
     pub fn new(
         config: &LlamaConfig,
         size: usize,
@@ -32,24 +33,35 @@ impl Reads {
         sequences: usize,
         positions: usize,
     ) -> Self {
-        let LlamaConfig { hidden, intermediate, heads, kv_heads, head_dim, .. } = *config;
+        let LlamaConfig { hidden, intermediate, heads, kv_heads, head_dim, vocabulary, .. } = *config;
+        // Ranks that are more than the key and value heads share them.
+        let (heads, kv_heads) = (heads / world_size, kv_heads.div_ceil(world_size));
+        let inner = intermediate / world_size;
         let layer = [
             hidden * (heads + 2 * kv_heads) * head_dim,
             heads * head_dim * hidden,
-            2 * hidden * intermediate,
-            intermediate * hidden,
+            2 * hidden * inner,
+            inner * hidden,
         ];
-        let head = config.vocabulary * hidden;
-        let elements = (0..config.layers).flat_map(|_| layer).chain([head]);
+        let head = vocabulary.div_ceil(world_size) * hidden;
+        let seen = |layer: usize| match config.sliding_windows.get(layer) {
+            Some(Some(window)) => positions.min(*window),
+            _ => positions,
+        };
+        let attention = |layer| 2 * sequences * seen(layer) * kv_heads * head_dim * size;
         Self {
-            products: elements.map(|count| count * size / world_size).collect(),
-            attention: 2 * sequences * positions * kv_heads * head_dim * size / world_size,
+            products: (0..config.layers)
+                .flat_map(|_| layer)
+                .chain([head])
+                .map(|count| count * size)
+                .collect(),
+            attention: (0..config.layers).map(attention).collect(),
         }
     }
 
     /// Returns the sum of all.
     pub fn total(&self) -> usize {
-        self.products.iter().sum::<usize>() + self.attention * (self.products.len() / 4)
+        self.products.iter().chain(&self.attention).sum()
     }
 }
 
@@ -83,7 +95,7 @@ fn nodes(kernels: &[Kernel], passes: usize, reads: &Reads) -> Option<Vec<Node>> 
     if count == 0 || count * passes != kernels.len() || !runs.iter().all(same) {
         return None;
     }
-    let mut products = reads.products.iter().copied();
+    let (mut products, mut attention) = (reads.products.iter().copied(), reads.attention.iter().copied());
     let mut nodes: Vec<Node> = Vec::new();
     for at in 0..count {
         let us = |of: &dyn Fn(&[Kernel]) -> f64| median(runs.iter().map(|run| of(run) / 1e3).collect());
@@ -92,8 +104,9 @@ fn nodes(kernels: &[Kernel], passes: usize, reads: &Reads) -> Option<Vec<Node>> 
         let continues = is_of_library(name) && nodes.last().is_some_and(|node| is_of_library(&node.name));
         let bytes = match name.as_str() {
             _ if continues => None,
-            ATTENTION => Some(reads.attention),
-            name if is_of_library(name) || PRODUCTS.contains(&name) => products.next(),
+            ATTENTION => attention.next(),
+            MATRIX_VECTOR => products.next(),
+            name if is_of_library(name) => products.next(),
             _ => None,
         };
         nodes.push(Node {
@@ -104,10 +117,10 @@ fn nodes(kernels: &[Kernel], passes: usize, reads: &Reads) -> Option<Vec<Node>> 
             bytes,
         });
     }
-    products.next().is_none().then_some(nodes)
+    (products.next(), attention.next()).eq(&(None, None)).then_some(nodes)
 }
 
-/// Formats the nodes of `passes` equal passes. `bandwidth` is that of the memory in bytes per second. Returns `None` if the
+/// Formats the nodes of `passes` equal passes, of which `kernels` are all. `bandwidth` is that of the memory in bytes per second. Returns `None` if the
 /// kernels are not those of equal passes with these products.
 pub fn table(kernels: &[Kernel], passes: usize, reads: &Reads, bandwidth: f64) -> Option<String> {
     let nodes = nodes(kernels, passes, reads)?;
@@ -132,12 +145,12 @@ mod tests {
     use super::*;
 
     fn kernel(name: &str, start: u64, end: u64) -> Kernel {
-        Kernel { name: name.into(), start, end }
+        Kernel { name: name.into(), start, end, is_node: true }
     }
 
     #[test]
     fn a_product_of_two_kernels_has_its_weights_once_and_overlap_is_a_negative_gap() {
-        let reads = Reads { products: vec![4_000_000, 2_000_000, 1_000_000], attention: 1_000_000 };
+        let reads = Reads { products: vec![4_000_000, 2_000_000, 1_000_000], attention: vec![1_000_000] };
         let pass = |from: u64| {
             [
                 kernel("nvjet_hsh", from, from + 2000),
@@ -166,7 +179,7 @@ mod tests {
 
     #[test]
     fn kernels_of_other_passes_have_no_table() {
-        let reads = Reads { products: vec![1], attention: 0 };
+        let reads = Reads { products: vec![1], attention: vec![1] };
         let pass = [kernel("gemm", 0, 1), kernel("decode", 2, 3)];
         assert!(nodes(&pass, 1, &reads).is_some());
         assert!(nodes(&pass, 2, &reads).is_none(), "passes differ");

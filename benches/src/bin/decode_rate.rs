@@ -3,9 +3,9 @@
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
 //! [--prompt 512] [--passes 50] [--prefill 128,512] [--nodes 1,8] [--folder DIR] [--json FILE]
-//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints each
-//! node of the graphs of as many sequences, on rank 0: its time, the gap before it, what it adds to the pass, the bytes that it
-//! reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt, or the passes of N sequences, until
+//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints
+//! the kernels in the graph of a pass, for each of these numbers of sequences, on rank 0: the time of each, the gap before it, what it
+//! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt, or the passes of N sequences, until
 //! it is killed. It prints the microseconds of each.
 //! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the
 //! end. All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
@@ -204,7 +204,8 @@ fn print_nodes(model: &Arc<Llama>, work: &Work, group: &mut ProcessGroup) -> Res
     for &n in &work.nodes {
         let take = || recorder.as_ref().map(KernelTimes::take).transpose();
         pass_after(model, n, work, Passes::Graph, group, || take().map(drop))?;
-        let (Some(kernels), Some(bandwidth)) = (take()?, bandwidth) else { continue };
+        let (Some(mut kernels), Some(bandwidth)) = (take()?, bandwidth) else { continue };
+        kernels.retain(|kernel| kernel.is_node);
         let positions = work.prompt + WARM_UP + work.passes / 2;
         let reads = Reads::new(model.config(), model.dtype().size(), group.world_size(), n, positions);
         let table = nodes::table(&kernels, work.passes, &reads, bandwidth).with_context(|| {
@@ -223,7 +224,7 @@ fn bandwidth(recorder: &KernelTimes, group: &ProcessGroup) -> Result<f64> {
     for _ in 0..PROMPTS {
         compute.linear(&x, &matrix, None, DType::BF16)?.values()?;
     }
-    let times = recorder.take()?.into_iter().filter(|kernel| kernel.name == "matrix_vector");
+    let times = recorder.take()?.into_iter().filter(|kernel| kernel.name == nodes::MATRIX_VECTOR);
     let best = times.map(|kernel| kernel.end - kernel.start).min().context("CUPTI recorded no kernel")?;
     Ok(matrix.bytes() as f64 / best as f64 * 1e9)
 }

@@ -20,7 +20,7 @@ pub(super) const ARRIVALS: usize = 65_535;
 /// Threads of a block of `decode.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
-/// Blocks of `decode.cu` that a multiprocessor runs at the same time.
+/// Blocks of `decode.cu` that a multiprocessor of Hopper runs at the same time. Where fewer fit, they run in turn.
 const BLOCKS: usize = 4;
 /// The minimum number of positions in a split. Smaller splits cost more to combine than they save.
 const FEWEST: usize = 64;
@@ -194,7 +194,8 @@ impl Cuda {
             // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of
             // its sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
             // each head and split in `partial`, and counter blockIdx.y < ARRIVALS. The slots on the device are those that
-            // were checked: see `Batch::update_device`. The counters are used in the order of the stream, and zero after.
+            // were checked: see `Batch::update_device`; a block reads them before the previous kernel has ended, as only copies
+            // write them. The counters are used in the order of the stream, and zero after.
             return unsafe { decode.launch([splits as u32, across as u32], THREADS) };
         }
         let mut append = begin("append")?;

@@ -2,11 +2,12 @@
 // many query heads share a key/value head.
 //
 // A row of `qkv` is the query heads, the key heads, then the value heads. The cache is
-// [sequences, kv_heads, capacity, HEAD_DIM]. Queries are rotated when they are read and stay f32; keys are rotated and
-// rounded when they enter the cache. `batch` is the position of each row, then its sequence: a recorded launch can be
+// [sequences, kv_heads, capacity, HEAD_DIM]. Queries are rotated when they are read; keys are rotated and rounded when they
+// enter the cache. `batch` is the position of each row, then its sequence: a recorded launch can be
 // repeated for every later position, and for other sequences.
 
 constexpr int HALF = HEAD_DIM / 2;
+#define LOG2_E 1.4426950408889634f
 // The score of a position that a query does not see: its weight is zero.
 #define UNSEEN (__int_as_float(0xff800000))
 
@@ -69,15 +70,15 @@ __host__ __device__ constexpr int heads_a_block(int group, int most) {
 }
 constexpr int HEADS = heads_a_block(GROUP, HEAD_DIM > 128 ? 4 : 8);
 
-// The query heads of a block. Products with keys times `scale` are exponents of 2.
+// The query heads of a block. `scale` includes log2 e: the weight of a key is 2^(query · key · scale).
 struct Heads {
     const ELEMENT* queries;
     const float2* rotation;
     float scale;
 };
 
-// What each warp of a block leaves of each head, and behind them the new position: the greatest score, the sum of weights and
-// the weighted sum.
-struct WarpShares {
+// What each warp of a block leaves of each head: the greatest score, the sum of weights and the weighted sum of values. The last
+// entry is that of the new position.
+struct WarpPartials {
     float top[WARPS + 1][HEADS], weight[WARPS + 1][HEADS], sum[WARPS + 1][HEADS][HEAD_DIM];
 };

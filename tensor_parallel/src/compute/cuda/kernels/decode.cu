@@ -1,9 +1,11 @@
 // Attention of one new position of each of some sequences. Compiled behind attention.cu and one of decode_vectors.cu and
 // decode_mma.cu, whose names it uses.
 
-// Elements that a thread combines at once, the pieces of a block's heads that it has, and the splits that it has in flight.
+// The combination of splits: elements that a thread loads at once,
 constexpr int PIECE = HEAD_DIM % 4 == 0 ? 4 : 2;
+// such pieces of a block's heads for each thread,
 constexpr int PIECES_A_THREAD = ceil_div(HEADS * HEAD_DIM / PIECE, DECODE_THREADS);
+// and splits whose pieces it loads before it adds the first.
 constexpr int IN_FLIGHT = greatest(16 / PIECES_A_THREAD, 1);
 // Fewer positions than this are not worth a split of their own. The caller launches no more than MOST_SPLITS.
 constexpr int FEWEST = greatest(64, POSITIONS_A_STEP);
@@ -24,52 +26,53 @@ template <int N> __device__ __forceinline__ Pack<float, N> load_fresh(const Pack
 
 // Attends to the new position, whose key and value are not in the cache yet, and puts them there. A warp takes a head at a time.
 __device__ __forceinline__ void attend_to_new(
-    const Heads& mine, const ELEMENT* key, const ELEMENT* value, ELEMENT* new_key, ELEMENT* new_value, WarpShares& shares
+    const Heads& mine, const ELEMENT* key, const ELEMENT* value, ELEMENT* new_key, ELEMENT* new_value, WarpPartials& partials
 ) {
     put(key, value, mine.rotation, new_key, new_value);
     for (int h = threadIdx.x / 32; h < HEADS; h += WARPS) {
         float score = 0.0f;
         for (int i = threadIdx.x % 32; i < HEAD_DIM; i += 32) {
             score += query_at(mine, h, i) * widen(narrow<ELEMENT>(rotated(key, mine.rotation, i)));
-            shares.sum[WARPS][h][i] = widen(value[i]);
+            partials.sum[WARPS][h][i] = widen(value[i]);
         }
         score = sum_of_warp(score);
         if (threadIdx.x % 32 == 0) {
-            shares.top[WARPS][h] = score * mine.scale;
-            shares.weight[WARPS][h] = 1.0f;
+            partials.top[WARPS][h] = score * mine.scale;
+            partials.weight[WARPS][h] = 1.0f;
         }
     }
 }
 
-// Grid: splits of the positions; blocks of query heads, of one row after the other. Splits are shared out on the device, as the
-// number of positions grows from launch to launch. The last split has the new position; the last one to finish combines all.
+// Grid: splits of the positions; blocks of query heads, of one row after the other. The device divides the positions
+// into splits, as their number grows from launch to launch. The last split has the new position; the last one to finish combines all.
 // `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
-    // No kernel writes the positions.
+    // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.
     u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;
     u32 sequence = batch[shape.rows + row], position = batch[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
-    u32 share = ceil_div((seen_to - seen_from + gridDim.x - 1) / gridDim.x, FEWEST) * FEWEST;
-    u32 splits = (seen_to - seen_from + share - 1) / share;
+    u32 length = ceil_div((seen_to - seen_from + gridDim.x - 1) / gridDim.x, FEWEST) * FEWEST;
+    u32 splits = (seen_to - seen_from + length - 1) / length;
+    // There is at least one split, whose block waits, so this kernel does not end before the previous one.
     if (blockIdx.x >= splits) return;
-    u32 from = seen_from + blockIdx.x * share, to = min(from + share, position);
+    u32 from = seen_from + blockIdx.x * length, to = min(from + length, position);
     u32 head = blockIdx.y % across * HEADS, kv_head = head / GROUP;
     const u64 base = base_of(shape, sequence, kv_head);
     prefetch(keys + base, values + base, from, to);
     wait_for_previous();
     qkv += row * row_length(shape);
     out += (u64)row * heads * HEAD_DIM;
-    const Heads mine = {qkv + (u64)head * HEAD_DIM, rotations + (u64)row * HALF, shape.scale * 1.4426950408889634f};
-    __shared__ WarpShares shares;
+    const Heads mine = {qkv + (u64)head * HEAD_DIM, rotations + (u64)row * HALF, shape.scale * LOG2_E};
+    __shared__ WarpPartials partials;
     const bool has_new = blockIdx.x == splits - 1;
     if (has_new) {
         const ELEMENT* key = qkv + (u64)(heads + kv_head) * HEAD_DIM;
         const u64 at = base + (u64)position * HEAD_DIM;
-        attend_to_new(mine, key, key + (u64)shape.kv_heads * HEAD_DIM, keys + at, values + at, shares);
+        attend_to_new(mine, key, key + (u64)shape.kv_heads * HEAD_DIM, keys + at, values + at, partials);
     }
-    attend(mine, keys + base, values + base, from, to, shares);
+    attend(mine, keys + base, values + base, from, to, partials);
     __syncthreads();
 
     // Of each head and split the weighted sum; behind these the greatest score and the sum of weights.
@@ -79,13 +82,13 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const int parts = WARPS + has_new;
     for (int i = threadIdx.x; i < HEADS * HEAD_DIM; i += DECODE_THREADS) {
         int h = i / HEAD_DIM, at = i % HEAD_DIM;
-        float high = shares.top[0][h];
-        for (int p = 1; p < parts; p++) high = fmaxf(high, shares.top[p][h]);
+        float high = partials.top[0][h];
+        for (int p = 1; p < parts; p++) high = fmaxf(high, partials.top[p][h]);
         float sum = 0.0f, all = 0.0f;
         for (int p = 0; p < parts; p++) {
-            float keep = exp2f(shares.top[p][h] - high);
-            sum += keep * shares.sum[p][h][at];
-            all += keep * shares.weight[p][h];
+            float keep = exp2f(partials.top[p][h] - high);
+            sum += keep * partials.sum[p][h][at];
+            all += keep * partials.weight[p][h];
         }
         if (splits == 1) {
             out[(u64)(head + h) * HEAD_DIM + at] = narrow<ELEMENT>(sum / all);

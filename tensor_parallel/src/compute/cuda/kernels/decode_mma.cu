@@ -1,8 +1,8 @@
 // How a block of `decode` attends to positions in the cache, on tensor cores: for 16-bit types and heads of 64 or 128 elements.
 // Compiled behind attention.cu and mma.cu, whose names it uses.
 //
-// Queries and shares are rounded to 16 bits, sums are f32. Scores are keys × queries, so that a tile's rows are positions and its
-// columns heads; the result is values × shares. Each lane loads whole packs of 8 elements into the registers in which the
+// Queries and weights are rounded to 16 bits, sums are f32. Scores are keys × queries, so that a tile's rows are positions and its
+// columns heads; the result is values × weights. Each lane loads whole packs of 8 elements into the registers in which the
 // products take them: the order of elements in a sum over them is free, if both operands have the same.
 
 #ifdef DECODE_MMA
@@ -10,14 +10,16 @@
 // Positions of a warp's tile, and of a block's.
 #define TILE 16
 constexpr int POSITIONS_A_STEP = WARPS * TILE;
-constexpr int QUARTERS = HEAD_DIM / 32, HALVES = HEAD_DIM / 64;
-typedef Pack<u32, 4> Pack8;
+// Parts of a head that the four lanes of a row of keys load at once, and the eight lanes of a column of values.
+constexpr int KEY_PARTS = HEAD_DIM / 32, VALUE_PARTS = HEAD_DIM / 64;
+// Eight elements.
+typedef Pack<u32, 4> Words;
 
 __device__ __forceinline__ float query_at(const Heads& mine, int head, int at) {
     return widen(narrow<ELEMENT>(rotated(mine.queries + head * HEAD_DIM, mine.rotation, at)));
 }
 
-// Brings a warp's first tile closer.
+// Prefetches a warp's first tile into the second-level cache. Nothing is read, so this may come before the wait.
 __device__ __forceinline__ void prefetch(const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to) {
     constexpr int LINE = 64;
     u32 at = from + threadIdx.x / 32 * TILE;
@@ -29,8 +31,8 @@ __device__ __forceinline__ void prefetch(const ELEMENT* keys, const ELEMENT* val
     }
 }
 
-__device__ __forceinline__ Pack8 load_pack(const ELEMENT* from, bool is_there) {
-    Pack8 pack = {};
+__device__ __forceinline__ Words load_pack(const ELEMENT* from, bool is_there) {
+    Words pack = {};
     if (is_there) {
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
             : "=r"(pack.of[0]), "=r"(pack.of[1]), "=r"(pack.of[2]), "=r"(pack.of[3]) : "l"(from));
@@ -45,16 +47,16 @@ __device__ __forceinline__ u32 transposed(u32 pair) {
     return result;
 }
 
-// Attends to the positions `from..to` of the cache, and leaves a share of each warp.
+// Attends to the positions `from..to` of the cache, and leaves the partial results of each warp.
 __device__ __forceinline__ void attend(
-    const Heads& mine, const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to, WarpShares& shares
+    const Heads& mine, const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to, WarpPartials& partials
 ) {
     const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
     // Elements 32 q + 8 column to + 7 of query `row`, as pairs.
-    u32 query[QUARTERS][4];
+    u32 query[KEY_PARTS][4];
     #pragma unroll
-    for (int q = 0; q < QUARTERS / 2; q++) {
-        constexpr int OTHER = QUARTERS / 2;
+    for (int q = 0; q < KEY_PARTS / 2; q++) {
+        constexpr int OTHER = KEY_PARTS / 2;
         const ELEMENT* at = mine.queries + min(row, HEADS - 1) * HEAD_DIM + q * 32 + column * 8;
         const Pack<ELEMENT, 8> low = *(const Pack<ELEMENT, 8>*)at, high = *(const Pack<ELEMENT, 8>*)(at + HALF);
         const float2* rotation = mine.rotation + q * 32 + column * 8;
@@ -76,26 +78,26 @@ __device__ __forceinline__ void attend(
     // Of heads 2 column and 2 column + 1. Finite, so that differences of two of them are numbers.
     float top[2] = {-1e30f, -1e30f}, weight[2] = {};
     // Tile 4 h + p has elements 64 h + 8 row + 2 p in its upper half, the next ones in its lower.
-    float sums[HALVES * 16] = {};
+    float sums[VALUE_PARTS * 16] = {};
     for (u32 start = from + warp * TILE; start < to; start += POSITIONS_A_STEP) {
-        Pack8 key[2][QUARTERS], value[4][HALVES];
+        Words key[2][KEY_PARTS], value[4][VALUE_PARTS];
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             const u32 at = start + row + 8 * r;
             #pragma unroll
-            for (int q = 0; q < QUARTERS; q++) key[r][q] = load_pack(keys + (u64)at * HEAD_DIM + q * 32 + column * 8, at < to);
+            for (int q = 0; q < KEY_PARTS; q++) key[r][q] = load_pack(keys + (u64)at * HEAD_DIM + q * 32 + column * 8, at < to);
         }
         #pragma unroll
         for (int r = 0; r < 4; r++) {
             const u32 at = start + 2 * column + r % 2 + r / 2 * 8;
             #pragma unroll
-            for (int h = 0; h < HALVES; h++) value[r][h] = load_pack(values + (u64)at * HEAD_DIM + h * 64 + row * 8, at < to);
+            for (int h = 0; h < VALUE_PARTS; h++) value[r][h] = load_pack(values + (u64)at * HEAD_DIM + h * 64 + row * 8, at < to);
         }
 
         // Positions `row` and `row` + 8, of both heads. Two sums, so that a product need not wait for the one before.
         float score[8] = {};
         #pragma unroll
-        for (int q = 0; q < QUARTERS; q++) {
+        for (int q = 0; q < KEY_PARTS; q++) {
             #pragma unroll
             for (int p = 0; p < 4; p += 2) {
                 const u32 a[4] = {key[0][q].of[p], key[1][q].of[p], key[0][q].of[p + 1], key[1][q].of[p + 1]};
@@ -118,9 +120,9 @@ __device__ __forceinline__ void attend(
         }
         const u32 upper = transposed(rounded_pair(score[0], score[1])), lower = transposed(rounded_pair(score[2], score[3]));
         #pragma unroll
-        for (int i = 0; i < HALVES * 16; i++) sums[i] *= keep[i % 2];
+        for (int i = 0; i < VALUE_PARTS * 16; i++) sums[i] *= keep[i % 2];
         #pragma unroll
-        for (int h = 0; h < HALVES; h++) {
+        for (int h = 0; h < VALUE_PARTS; h++) {
             #pragma unroll
             for (int p = 0; p < 4; p++) {
                 u32 a[4];
@@ -141,13 +143,13 @@ __device__ __forceinline__ void attend(
         for (int offset = 4; offset < 32; offset *= 2) weight[e] += __shfl_xor_sync(0xffffffff, weight[e], offset);
         if (head >= HEADS) continue;
         if (row == 0) {
-            shares.top[warp][head] = top[e];
-            shares.weight[warp][head] = weight[e];
+            partials.top[warp][head] = top[e];
+            partials.weight[warp][head] = weight[e];
         }
         #pragma unroll
-        for (int h = 0; h < HALVES; h++) {
+        for (int h = 0; h < VALUE_PARTS; h++) {
             #pragma unroll
-            for (int i = 0; i < 8; i++) shares.sum[warp][head][h * 64 + row * 8 + i] = sums[(4 * h + i / 2) * 4 + i % 2 * 2 + e];
+            for (int i = 0; i < 8; i++) partials.sum[warp][head][h * 64 + row * 8 + i] = sums[(4 * h + i / 2) * 4 + i % 2 * 2 + e];
         }
     }
 }

@@ -19,9 +19,9 @@ __device__ __forceinline__ float query_at(const Heads& mine, int head, int at) {
 
 __device__ __forceinline__ void prefetch(const ELEMENT*, const ELEMENT*, u32, u32) {}
 
-// Attends to the positions `from..to` of the cache, and leaves a share of each warp.
+// Attends to the positions `from..to` of the cache, and leaves the partial results of each warp.
 __device__ __forceinline__ void attend(
-    const Heads& mine, const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to, WarpShares& shares
+    const Heads& mine, const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to, WarpPartials& partials
 ) {
     int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     float query[HEADS][PIECES][VECTOR];
@@ -85,12 +85,12 @@ __device__ __forceinline__ void attend(
             }
             #pragma unroll
             for (int a = 0; a < AHEAD; a++) {
-                float share_of = exp2f(score[a] - high);
-                weight[h] += share_of;
+                float of_key = exp2f(score[a] - high);
+                weight[h] += of_key;
                 #pragma unroll
                 for (int p = 0; p < PIECES; p++) {
                     #pragma unroll
-                    for (int e = 0; e < VECTOR; e++) sums[h][p][e] += share_of * widen(value[a][p].of[e]);
+                    for (int e = 0; e < VECTOR; e++) sums[h][p][e] += of_key * widen(value[a][p].of[e]);
                 }
             }
         }
@@ -115,12 +115,12 @@ __device__ __forceinline__ void attend(
                 #pragma unroll
                 for (int offset = LANES; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
                 int at = (p * LANES + lane) * VECTOR + e;
-                if (threadIdx.x % 32 < LANES && at < HEAD_DIM) shares.sum[warp][h][at] = sum;
+                if (threadIdx.x % 32 < LANES && at < HEAD_DIM) partials.sum[warp][h][at] = sum;
             }
         }
         if (threadIdx.x % 32 == 0) {
-            shares.top[warp][h] = high;
-            shares.weight[warp][h] = weight[h];
+            partials.top[warp][h] = high;
+            partials.weight[warp][h] = weight[h];
         }
     }
 }

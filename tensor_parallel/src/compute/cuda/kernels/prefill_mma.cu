@@ -1,5 +1,5 @@
 // Attention of many new positions on tensor cores, for 16-bit types and heads of a multiple of 16 elements up to 128.
-// Compiled behind attention.cu, whose names it uses.
+// Compiled behind attention.cu, mma.cu and softmax.cu, whose names it uses.
 //
 // Queries and shares are rounded to 16 bits, sums are f32.
 

@@ -1,6 +1,6 @@
 // Attention of many new positions on the tensor cores of Hopper, after FlashAttention-3 (arXiv:2407.08608): a warp group multiplies
 // 64 queries with a whole tile of keys that lies in shared memory, and computes shares while it adds values. For 16-bit types and heads of 64 or 128 elements.
-// Compiled behind attention.cu, whose names it uses.
+// Compiled behind attention.cu, mma.cu and softmax.cu, whose names it uses.
 //
 // Queries and shares are rounded to 16 bits, sums are f32.
 

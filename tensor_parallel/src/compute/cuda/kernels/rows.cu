@@ -92,7 +92,7 @@ extern "C" __global__ void concat_columns(
     }
 }
 
-// Brings a norm's weight closer, which the kernel need not wait for.
+// Prefetches a norm's weight into the second-level cache. Nothing is read, so this may come before the wait.
 __device__ __forceinline__ void prefetch_row(const OTHER* row, u32 columns) {
     constexpr u32 LINE = 128 / sizeof(OTHER);
     for (u32 i = threadIdx.x * LINE; i < columns; i += blockDim.x * LINE) asm volatile("prefetch.global.L2 [%0];" :: "l"(row + i));

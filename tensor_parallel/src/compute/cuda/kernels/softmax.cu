@@ -14,7 +14,7 @@ struct Queries {
 
     // The 16 queries from `first` on, of `count`, from `position` on.
     __device__ __forceinline__ Queries(const Shape& shape, u32 first, u32 count, u32 position)
-        : scale(shape.scale * 1.4426950408889634f), top{-1e30f, -1e30f}, weight{}, column(threadIdx.x % 4 * 2) {
+        : scale(shape.scale * LOG2_E), top{-1e30f, -1e30f}, weight{}, column(threadIdx.x % 4 * 2) {
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             index[r] = first + threadIdx.x % 32 / 4 + 8 * r;
