@@ -194,3 +194,20 @@ unsafe extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize
     }
     RECORDED.lock().unwrap_or_else(PoisonError::into_inner).append(&mut kernels);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::KernelRecord;
+
+    #[test]
+    fn a_record_is_laid_out_as_in_the_header() {
+        let offsets = [
+            offset_of!(KernelRecord, start),
+            offset_of!(KernelRecord, name),
+            offset_of!(KernelRecord, graph_node),
+        ];
+        assert_eq!(offsets, [16, 104, 144]);
+    }
+}
