@@ -119,6 +119,10 @@ fn main() -> Result<()> {
 fn rank(work: &Work) -> Result<()> {
     let mut orchestrator = ranks::initialize()?;
     let group = orchestrator.manager().world();
+    ensure!(
+        work.nodes.is_empty() || group.device().is_some(),
+        "--nodes needs GPUs: passes on CPUs are not captured in graphs"
+    );
     let model = Arc::new(Llama::load(&work.model, work.dtype, group)?);
     let mut results = Vec::new();
     let kinds = if group.device().is_some() { &[Passes::Eager, Passes::Graph][..] } else { &[Passes::Eager] };
@@ -198,7 +202,6 @@ fn print_nodes(model: &Arc<Llama>, work: &Work, group: &mut ProcessGroup) -> Res
     if work.nodes.is_empty() {
         return Ok(());
     }
-    ensure!(group.device().is_some(), "--nodes needs GPUs: CPUs have no graphs");
     let recorder = (group.rank().0 == 0).then(KernelTimes::record).transpose()?;
     let bandwidth = recorder.as_ref().map(|recorder| bandwidth(recorder, group)).transpose()?;
     for &n in &work.nodes {
