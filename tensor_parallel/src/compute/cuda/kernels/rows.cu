@@ -92,12 +92,6 @@ extern "C" __global__ void concat_columns(
     }
 }
 
-// Prefetches a norm's weight into the second-level cache. Nothing is read, so this may come before the wait.
-__device__ __forceinline__ void prefetch_row(const OTHER* row, u32 columns) {
-    constexpr u32 LINE = 128 / sizeof(OTHER);
-    for (u32 i = threadIdx.x * LINE; i < columns; i += blockDim.x * LINE) asm volatile("prefetch.global.L2 [%0];" :: "l"(row + i));
-}
-
 // Writes a row of a norm: row × scale × weight, where `squares` is a thread's share of the sum of the row's squares.
 __device__ __forceinline__ void scale_row(
     const ELEMENT* row, const OTHER* weight, ELEMENT* out, float squares, u32 columns, float epsilon
@@ -120,7 +114,6 @@ __device__ __forceinline__ void scale_row(
 extern "C" __global__ void rms_norm(
     const ELEMENT* __restrict__ x, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
 ) {
-    prefetch_row(weight, columns);
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     const ELEMENT* row = x + (u64)blockIdx.x * columns;
@@ -141,7 +134,6 @@ extern "C" __global__ void add_norm(
     ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon
 ) {
-    prefetch_row(weight, columns);
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     x += (u64)blockIdx.x * columns;
