@@ -120,8 +120,8 @@ fn nodes(kernels: &[Kernel], passes: usize, reads: &Reads) -> Option<Vec<Node>> 
     (products.next(), attention.next()).eq(&(None, None)).then_some(nodes)
 }
 
-/// Formats the nodes of `passes` equal passes, of which `kernels` are all. `bandwidth` is that of the memory in bytes per second. Returns `None` if the
-/// kernels are not those of equal passes with these products.
+/// Formats the nodes of `passes` equal passes, of which `kernels` are all. `bandwidth` is that of the memory in bytes per second.
+/// Returns `None` if the kernels are not those of equal passes with these products.
 pub fn table(kernels: &[Kernel], passes: usize, reads: &Reads, bandwidth: f64) -> Option<String> {
     let nodes = nodes(kernels, passes, reads)?;
     let share = |bytes: usize, us: f64| {

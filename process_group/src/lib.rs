@@ -17,9 +17,9 @@
 //! # }
 //! ```
 //!
-//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. After
-//! any error but [`Error::Invalid`], a group refuses further calls, because the state of the other ranks is unknown; a restart makes
-//! new groups.
+//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. A
+//! failed transport, a timeout or a mismatch poisons the group: later calls return [`Error::Poisoned`], because the state of the other
+//! ranks is unknown. A restart makes new groups.
 //!
 //! Ranks that are threads of one process need no manager:
 //!

@@ -5,8 +5,8 @@
 //! [--prompt 512] [--passes 50] [--prefill 128,512] [--nodes 1,8] [--folder DIR] [--json FILE]
 //! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints
 //! the kernels in the graph of a pass, for each of these numbers of sequences, on rank 0: the time of each, the gap before it, what it
-//! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt, or the passes of N sequences, until
-//! it is killed. It prints the microseconds of each.
+//! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt,
+//! or the passes of N sequences, until it is killed. It prints the microseconds of each.
 //! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the
 //! end. All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
 //! compare with on CPUs.
@@ -205,13 +205,15 @@ fn print_nodes(model: &Arc<Llama>, work: &Work, group: &mut ProcessGroup) -> Res
     let recorder = (group.rank().0 == 0).then(KernelTimes::record).transpose()?;
     let bandwidth = recorder.as_ref().map(|recorder| bandwidth(recorder, group)).transpose()?;
     for &n in &work.nodes {
-        let take = || recorder.as_ref().map(KernelTimes::take).transpose();
-        pass_after(model, n, work, Passes::Graph, group, || take().map(drop))?;
-        let (Some(mut kernels), Some(bandwidth)) = (take()?, bandwidth) else { continue };
+        pass(model, n, work, Passes::Graph, group)?;
+        let (Some(recorder), Some(bandwidth)) = (&recorder, bandwidth) else { continue };
+        let mut kernels = recorder.take()?;
         kernels.retain(|kernel| kernel.is_node);
+        // All passes but the first replay the graph.
+        let replays = WARM_UP - 1 + work.passes;
         let positions = work.prompt + WARM_UP + work.passes / 2;
         let reads = Reads::new(model.config(), model.dtype().size(), group.world_size(), n, positions);
-        let table = nodes::table(&kernels, work.passes, &reads, bandwidth).with_context(|| {
+        let table = nodes::table(&kernels, replays, &reads, bandwidth).with_context(|| {
             format!("the kernels of passes of {n} sequences differ, or are not those of this model")
         })?;
         print!("\n{n} sequences, {:.0} GB/s:\n{table}", bandwidth / 1e9);
@@ -233,20 +235,13 @@ fn bandwidth(recorder: &KernelTimes, group: &ProcessGroup) -> Result<f64> {
 }
 
 /// Returns the median time in seconds of a pass that gives each of `n` sequences a token.
-fn pass(model: &Arc<Llama>, n: usize, work: &Work, kind: Passes, group: &mut ProcessGroup) -> Result<f64> {
-    pass_after(model, n, work, kind, group, || Ok(()))
-}
-
-/// Returns the same as [`pass`]. Calls `warmed` before the first timed pass.
-fn pass_after(
+fn pass(
     model: &Arc<Llama>,
     n: usize,
     &Work { prompt, passes, .. }: &Work,
     kind: Passes,
     group: &mut ProcessGroup,
-    warmed: impl FnOnce() -> Result<()>,
 ) -> Result<f64> {
-    let mut warmed = Some(warmed);
     let text: Vec<u32> = (0..prompt).map(token).collect();
     let mut decoder = model.decoder(n, prompt + WARM_UP + passes, kind)?;
     for sequence in 0..n {
@@ -255,11 +250,6 @@ fn pass_after(
     let mut times = Vec::new();
     for at in 0..WARM_UP + passes {
         let tokens: Vec<_> = (0..n).map(|sequence| (sequence, token(prompt + at))).collect();
-        if at == WARM_UP
-            && let Some(warmed) = warmed.take()
-        {
-            warmed()?;
-        }
         group.barrier()?;
         let started = Instant::now();
         let logits = decoder.decode(&tokens, group)?;
