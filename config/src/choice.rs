@@ -156,6 +156,17 @@ choice! {
 }
 
 choice! {
+    /// The order in which a model adds numbers.
+    Numerics, "one of fast, invariant", "invariant" {
+        /// Any order: the same bits on all ranks of a job, but other bits with another number of ranks.
+        Fast = "fast",
+        /// One order, a fixed tree: the logits of a token depend on the weights, the tokens before it and the instruction set
+        /// alone. On CPUs.
+        Invariant = "invariant",
+    }
+}
+
+choice! {
     /// The type of a model's weights in memory.
     ModelDType, "one of f32, f16, bf16", "bf16" {
         /// IEEE single precision.

@@ -60,7 +60,7 @@ mod tuning;
 pub use bounded::{Fraction, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{
     AlgorithmChoice, BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat,
-    ModelDType, NcclProfile,
+    ModelDType, NcclProfile, Numerics,
 };
 pub use config::Config;
 #[doc(hidden)]

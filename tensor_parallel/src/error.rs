@@ -174,19 +174,25 @@ pub enum ConfigurationError {
     /// A root rank without a model folder.
     #[error("the root was given no model folder; pass the folder on the root")]
     NoFolder,
-    /// Ranks whose CPUs use different instruction sets, so that sums differ in their last bits.
+    /// Invariant numerics on a device, or in arithmetic, that adds in other orders.
     #[error(
-        "rank {rank} computes with {theirs} and rank {other} with {mine}; all must use the same: set \
+        "model.numerics = invariant is for CPUs: on GPUs the order of sums depends on the shapes; set it to fast, or \
+         process_group.backend to tcp"
+    )]
+    FastOnly,
+    /// Ranks that compute in different ways, so that sums differ in their last bits.
+    #[error(
+        "rank {rank} computes with {theirs} and rank {other} with {mine}; all must use the same: set `model.numerics` alike, and \
          `model.instruction_set` to one that `ryz doctor` lists on every host"
     )]
-    DifferentInstructionSets {
+    DifferentArithmetic {
         /// One rank.
         rank: Rank,
-        /// Its instruction set.
+        /// Its numerics and instruction set.
         theirs: String,
         /// Another rank.
         other: Rank,
-        /// The instruction set of that one.
+        /// Those of that one.
         mine: String,
     },
     /// Ranks that opened different models.

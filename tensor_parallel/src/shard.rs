@@ -40,6 +40,17 @@ pub enum ShardError {
         /// Number of ranks.
         world_size: usize,
     },
+    /// Ranks that would not add whole subtrees of a sum.
+    #[error(
+        "model.numerics = invariant adds a sum of {leaves} parts as a tree, and each of {world_size} ranks would not add a whole \
+         subtree of it"
+    )]
+    Subtrees {
+        /// Number of parts of the sum.
+        leaves: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
 }
 
 /// Divides `total` into equal consecutive ranges, one for each rank.
@@ -52,6 +63,22 @@ pub fn split_evenly(what: &str, total: usize, world_size: usize) -> Result<Vec<R
     }
     let share = total / world_size;
     Ok((0..world_size).map(|rank| rank * share..(rank + 1) * share).collect())
+}
+
+/// Divides the leaves of a sum over all ranks, and returns the number of each. The sum adds neighbours in pairs while their number
+/// is even, and then one after the other. Each rank adds one subtree, so that the whole sum has the same order with every legal
+/// number of ranks.
+///
+/// # Errors
+/// Returns an error if `world_size` does not divide the leaves, or if the leaves of a rank are no subtree.
+pub fn split_leaves(leaves: usize, world_size: usize) -> Result<usize, ShardError> {
+    if world_size > 0 && leaves.is_multiple_of(world_size) {
+        let share = leaves / world_size;
+        if share.is_power_of_two() || world_size == 1 {
+            return Ok(share);
+        }
+    }
+    Err(ShardError::Subtrees { leaves, world_size })
 }
 
 /// The attention heads of one rank.

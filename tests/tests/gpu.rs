@@ -89,6 +89,7 @@ fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
         group.all_reduce(&mut x, ReduceOp::Max).unwrap();
         group.all_gather_into(&x, &mut all).unwrap();
         group.synchronize().unwrap();
+        group.set_graph_timing(true);
         let mut graph = None;
         let recorded = group
             .capture(|group| {

@@ -4,7 +4,7 @@
 use std::iter;
 use std::sync::Arc;
 
-use ryzanstein_config::{BackendChoice, DeviceConfig};
+use ryzanstein_config::{BackendChoice, DeviceConfig, Numerics};
 use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
 use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
@@ -406,7 +406,7 @@ fn shapes_and_memories_that_do_not_fit_are_errors() {
 
 fn world_sizes(name: &str) -> Vec<usize> {
     let most = gpus().min(8);
-    legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), most)
+    legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), most, Numerics::Fast)
 }
 
 fn on_gpus<R: Send>(

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::compute::instruction_set;
 use ryzanstein_tensor_parallel::{
@@ -90,7 +91,7 @@ fn greedy(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
 fn the_legal_world_sizes_are_those_the_fixtures_were_made_for() {
     for name in fixtures().chain(rope_fixtures()) {
         let config = LlamaConfig::from_folder(&folder(name)).unwrap();
-        assert_eq!(legal_world_sizes(&config, 8), world_sizes(name), "{name}");
+        assert_eq!(legal_world_sizes(&config, 8, Numerics::Fast), world_sizes(name), "{name}");
     }
 }
 

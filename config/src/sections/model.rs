@@ -1,7 +1,7 @@
 //! `[model]`
 
 use super::section;
-use crate::{InstructionSet, ModelDType, Temperature, TopP};
+use crate::{InstructionSet, ModelDType, Numerics, Temperature, TopP};
 use std::path::PathBuf;
 
 section! {
@@ -24,6 +24,8 @@ section! {
         /// On CPUs: the instruction set of matrix products, chosen once per process; unset, the fastest that the processor has.
         /// All ranks of a model must use the same.
         instruction_set: Option<InstructionSet> = "",
+        /// `invariant`: the same bits with every number of ranks, batch and chunking, on CPUs. All ranks of a model must use the same.
+        numerics: Numerics = "fast",
         /// On a GPU: capture the pass of one token in a CUDA graph and replay it, instead of launching every operation.
         graph: bool = "true",
     }

@@ -1,12 +1,13 @@
 //! `ryz generate`: text generation with a model that is divided over ranks.
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{LayoutConfig, ModelConfig, ModelDType};
+use ryzanstein_config::{Config, ModelConfig, ModelDType};
 use ryzanstein_process_group::{DType, Layout, ProfileRow, Rank};
 use ryzanstein_tensor_parallel::{
     ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes, Penalties,
@@ -14,6 +15,7 @@ use ryzanstein_tensor_parallel::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::render::render;
 use ryzanstein_orchestrator::Orchestrator;
@@ -40,6 +42,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// File to which rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
     pub logits_out: Option<PathBuf>,
+    /// True to compute the digest of these logits.
+    pub logits_digest: bool,
     /// True to continue after the end-of-text token and the model's own stop strings.
     pub ignore_end: bool,
     /// Stop strings, in addition to the model's own: the text ends before the first of these.
@@ -94,6 +98,8 @@ pub struct Response {
     pub prompt_tokens: usize,
     /// Durations of the parts of the request.
     pub timings: Timings,
+    /// The SHA-256 of the logits that `logits_out` gets, if it was requested.
+    pub logits_digest: Option<String>,
     /// This rank's profile of the calls of its tensor- and pipeline-parallel groups.
     pub profile: Vec<ProfileRow>,
 }
@@ -126,6 +132,9 @@ impl Response {
         if let Some(text) = &self.text {
             line["text"] = json!(text);
         }
+        if let Some(digest) = &self.logits_digest {
+            line["logits_sha256"] = json!(digest);
+        }
         line["stop"] = json!(match self.stop {
             StopReason::Length => "length",
             StopReason::End(_) => "end_token",
@@ -157,9 +166,9 @@ pub fn check_logits_out(file: &Path) -> Result<(), Error> {
 ///
 /// # Errors
 /// Names the sizes that do not divide, and valid values.
-pub fn check_layout(model: &LlamaConfig, layout: &LayoutConfig, ranks: usize) -> Result<(), Error> {
-    let layout = Layout::new(layout, ranks)?;
-    check_world_size(model, layout.tensor_parallel)?;
+pub fn check_layout(model: &LlamaConfig, settings: &Config, ranks: usize) -> Result<(), Error> {
+    let layout = Layout::new(&settings.layout, ranks)?;
+    check_world_size(model, layout.tensor_parallel, settings.model.numerics)?;
     check_stages(model, layout.pipeline_parallel)
 }
 
@@ -387,18 +396,24 @@ pub fn run(
         answer += &rest;
     }
     let profile = profiles.iter().flat_map(|profile| profile.rows()).collect();
-    if let Some(file) = &request.logits_out {
+    let mut digest = None;
+    if request.logits_out.is_some() || request.logits_digest {
         // Once more, all positions at once: the same cache, the same sums. The last token is not an input.
         let mut all = prompt.clone();
         all.extend(&generated.tokens);
         all.truncate(prompt.len() + generated.tokens.len().saturating_sub(1));
         let mut cache = model.cache(all.len())?;
         let logits = model.forward(&all, &mut cache, manager)?;
-        if is_first {
+        digest = request
+            .logits_digest
+            .then(|| logits.values().map(|values| logits_digest(&values)))
+            .transpose()?;
+        if let Some(file) = request.logits_out.as_deref().filter(|_| is_first) {
             write_logits(file, &logits)?;
         }
     }
     Ok(Response {
+        logits_digest: digest,
         text: tokenizer.is_some().then_some(answer),
         stop: generated.stop,
         loads,
@@ -406,6 +421,18 @@ pub fn run(
         timings,
         profile,
         tokens: generated.tokens,
+    })
+}
+
+/// Returns the SHA-256 of logits, as `f32` in little-endian bytes, in hexadecimal digits.
+pub fn logits_digest(logits: &[f32]) -> String {
+    let mut hash = Sha256::new();
+    for logit in logits {
+        hash.update(logit.to_le_bytes());
+    }
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
     })
 }
 

@@ -18,12 +18,18 @@ pub struct CapturedCalls {
 }
 
 impl ProcessGroup {
+    /// Chooses whether graphs that are captured from now on time some of their calls, as `profile.graphs` does at the start. The events
+    /// around such a call take some 20 µs of every replay.
+    pub fn set_graph_timing(&mut self, is_timed: bool) {
+        self.info.times_graphs = is_timed;
+    }
+
     /// Records the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can repeat them.
     ///
     /// # Errors
     /// Those of `work`.
     pub fn capture<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<CapturedCalls, E> {
-        self.inner.begin_capture();
+        self.inner.begin_capture(self.info.times_graphs);
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         let captured = self.inner.end_capture();
         let group = Arc::downgrade(&self.inner);
@@ -35,7 +41,7 @@ impl ProcessGroup {
     }
 
     /// Repeats captured calls with `launch`, which launches their graph on the device's stream. They are counted, have the group's
-    /// deadline, and their times appear in the profile, like those of single calls. The other ranks must do the same, or make the
+    /// deadline, and appear in the profile like single calls, with times if the graph has [them](Self::set_graph_timing). The other ranks must do the same, or make the
     /// calls one by one.
     ///
     /// # Errors

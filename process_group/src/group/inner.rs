@@ -207,9 +207,9 @@ impl GroupInner {
     }
 
     /// Captures the following calls into a graph.
-    pub(super) fn begin_capture(&self) {
+    pub(super) fn begin_capture(&self, is_timed: bool) {
         if let Some(backend) = lock(&self.core).backend.stream_mut() {
-            backend.begin_capture();
+            backend.begin_capture(is_timed);
         }
     }
 

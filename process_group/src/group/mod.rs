@@ -27,6 +27,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use ryzanstein_config::Numerics;
+
 use crate::backend::call::Interrupt;
 use crate::backend::timings::Timings;
 use crate::device::Device;
@@ -61,8 +63,12 @@ pub struct GroupInfo {
     pub timeout: Duration,
     /// Bucket of coalesced calls, in bytes.
     pub bucket_bytes: usize,
+    /// The order in which models on the group add numbers.
+    pub numerics: Numerics,
     /// Settings for the recording of calls.
     pub recording: Recording,
+    /// True if graphs time some of their calls.
+    pub times_graphs: bool,
 }
 
 /// Ranks that call collectives together. Every member makes the same calls in the same order.
@@ -188,6 +194,7 @@ impl ProcessGroup {
                     sharing_cpus: world_size,
                     timeout: Duration::from_secs(60),
                     bucket_bytes: 25 << 20,
+                    numerics: Numerics::Fast,
                     recording: Recording {
                         record: true,
                         newest_calls: 0,
@@ -195,6 +202,7 @@ impl ProcessGroup {
                         slow_gbs: 1.0,
                         every: Duration::MAX,
                     },
+                    times_graphs: false,
                 };
                 Self::on(info, AnyBackend::Host(Box::new(backend)), Some(Arc::clone(&store)), None)
             })
@@ -215,6 +223,17 @@ impl ProcessGroup {
     /// bound ranks to CPUs of their own.
     pub fn sharing_cpus(&self) -> usize {
         self.info.sharing_cpus
+    }
+
+    /// Returns the order in which models on the group add numbers: that of `model.numerics`, and [`Numerics::Fast`] in a
+    /// [`loopback`](Self::loopback) group.
+    pub fn numerics(&self) -> Numerics {
+        self.info.numerics
+    }
+
+    /// Changes the order in which models that are loaded from now on add numbers. All members must choose the same.
+    pub fn set_numerics(&mut self, numerics: Numerics) {
+        self.info.numerics = numerics;
     }
 
     /// Returns the global ranks of the members, in group order.

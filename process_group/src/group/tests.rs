@@ -24,6 +24,7 @@ fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
         sharing_cpus: world_size,
         timeout: LATE,
         bucket_bytes: 1 << 20,
+        numerics: Numerics::Fast,
         recording: Recording {
             record: false,
             newest_calls: 0,
@@ -31,6 +32,7 @@ fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
             slow_gbs: 1.0,
             every: Duration::MAX,
         },
+        times_graphs: false,
     }
 }
 

@@ -82,7 +82,9 @@ impl GroupMaker {
             members: ranks,
             timeout: settings.timeout.get(),
             bucket_bytes: settings.coalesce.as_usize(),
+            numerics: self.config.model.numerics,
             recording,
+            times_graphs: profile.enabled && profile.graphs,
         };
         let (store, flight) = (Arc::clone(&membership.store), self.flight.clone());
         let mut group = ProcessGroup::on(info, backend, Some(store), Some(flight));

@@ -28,8 +28,8 @@ pub(crate) trait StreamBackend: Backend {
     /// As [`submit`](Backend::submit).
     fn group(&mut self, calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>>;
 
-    /// Captures the following calls into a graph.
-    fn begin_capture(&mut self);
+    /// Captures the following calls into a graph, with events around some of them if it is timed.
+    fn begin_capture(&mut self, is_timed: bool);
 
     /// Ends the capture, and returns the data with which the graph's launches are watched.
     fn end_capture(&mut self) -> Arc<StreamCapture>;

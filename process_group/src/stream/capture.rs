@@ -114,8 +114,8 @@ impl GraphEvents {
 }
 
 /// The calls of a capture in progress.
-#[derive(Default)]
 pub(super) struct Capture {
+    is_timed: bool,
     calls: GraphCalls,
     timed: Vec<CapturedTiming>,
     /// Events of a call that has not ended, and of those that failed.
@@ -123,10 +123,14 @@ pub(super) struct Capture {
 }
 
 impl Capture {
+    pub(super) fn new(is_timed: bool) -> Self {
+        Self { is_timed, calls: GraphCalls::default(), timed: Vec::new(), begun: Vec::new() }
+    }
+
     /// Records the start of a call in the graph, if it is to be timed; returns true if it is.
     pub(super) fn begin(&mut self, call: &CallFingerprint, stream: &Stream) -> Result<bool, DeviceError> {
         let before = self.calls.count(call);
-        let is_timed = before == 0 || before % TIMED_OF == 1;
+        let is_timed = self.is_timed && (before == 0 || before % TIMED_OF == 1);
         if is_timed {
             self.begun.push(GraphEvents::new(stream)?);
             self.begun.last().map_or(Ok(()), |events| events.begin(stream))?;
@@ -158,7 +162,7 @@ impl Capture {
     }
 
     pub(super) fn finish(self) -> Arc<StreamCapture> {
-        let Self { calls, mut timed, begun } = self;
+        let Self { calls, mut timed, begun, .. } = self;
         // The only call of a kind represents the kind.
         for timing in timed.iter_mut().filter(|timing| calls.count(&timing.call) == 1) {
             timing.stands_for = StandsFor::Kind;

@@ -113,15 +113,6 @@ pub(crate) trait Communicator: Send {
     fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()>;
 }
 
-/// The settings for measurements of a group on a GPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Instruments {
-    /// Bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
-    pub(crate) link_gbs: Option<f64>,
-    /// True if calls in graphs are timed.
-    pub(crate) times_graphs: bool,
-}
-
 /// One rank's end of a group whose calls run on streams of a GPU.
 pub(crate) struct StreamGroup<C: Communicator> {
     communicator: C,
@@ -135,7 +126,8 @@ pub(crate) struct StreamGroup<C: Communicator> {
     marks: Marks,
     /// Present while calls are captured.
     capture: Option<Capture>,
-    instruments: Instruments,
+    /// Bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
+    link_gbs: Option<f64>,
     /// True if the newest call is on the side stream: the next one on the compute stream is ordered after it, as a communicator
     /// works on one stream at a time.
     is_on_side: bool,
@@ -149,7 +141,7 @@ impl<C: Communicator> StreamGroup<C> {
         communicator: C,
         watchdog: Watchdog,
         device: &Device,
-        instruments: Instruments,
+        link_gbs: Option<f64>,
     ) -> Result<Self> {
         // The other ranks have made the communicator, and would see this rank leave like a rank that is done.
         let make = || {
@@ -167,7 +159,7 @@ impl<C: Communicator> StreamGroup<C> {
             workspaces: Default::default(),
             marks: Marks::default(),
             capture: None,
-            instruments,
+            link_gbs,
             is_on_side: false,
             has_own_kernels: false,
         })
@@ -196,8 +188,8 @@ impl<C: Communicator> StreamGroup<C> {
         })?;
         let mut capture = self.capture.as_mut().filter(|_| captured);
         let in_graph = match &mut capture {
-            Some(capture) if self.instruments.times_graphs => capture.begin(&fingerprint, stream)?,
-            _ => false,
+            Some(capture) => capture.begin(&fingerprint, stream)?,
+            None => false,
         };
         let started = if captured { None } else { marks.begin(fingerprint, which, stream, at)? };
         // SAFETY: the views of the call are as their makers promised, the workspace has just been reserved for it, and
@@ -445,16 +437,16 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
             .collect())
     }
 
-    fn begin_capture(&mut self) {
+    fn begin_capture(&mut self, is_timed: bool) {
         if let Err(error) = self.join_side() {
             // The next call on the GPU reports it.
             tracing::debug!(%error, "asynchronous calls are not waited for before others are captured");
         }
-        self.capture = Some(Capture::default());
+        self.capture = Some(Capture::new(is_timed));
     }
 
     fn end_capture(&mut self) -> Arc<StreamCapture> {
-        self.capture.take().unwrap_or_default().finish()
+        self.capture.take().unwrap_or_else(|| Capture::new(false)).finish()
     }
 
     fn replay(
@@ -502,7 +494,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
     }
 
     fn link_gbs(&self) -> Option<f64> {
-        self.instruments.link_gbs
+        self.link_gbs
     }
 }
 

@@ -25,6 +25,7 @@ use self::mmap::MappedFile;
 #[doc(hidden)]
 pub use self::noise::NoiseSource;
 use self::slice::StoredMatrix;
+pub(crate) use self::source::LEAVES;
 pub use self::source::{
     Loader, LocalSource, MemorySource, RootSource, ShardedTensor, Sharding, WeightSource,
 };

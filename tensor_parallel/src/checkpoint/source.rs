@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{Buffer as _, DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -276,7 +277,11 @@ pub struct Loader<'a> {
     world_size: usize,
     stage: Stage,
     weights: DType,
+    leaves: usize,
 }
+
+/// The largest number of parts of a sum with invariant numerics, and so of ranks, unless a loader has another.
+pub(crate) const LEAVES: usize = 8;
 
 impl std::fmt::Debug for Loader<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -290,7 +295,7 @@ impl std::fmt::Debug for Loader<'_> {
 impl<'a> Loader<'a> {
     /// Creates a loader for one rank of `world_size`, which loads matrices in the type `weights` into host memory.
     pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
-        Self { source, compute: None, rank, world_size, stage: Stage::default(), weights }
+        Self { source, compute: None, rank, world_size, stage: Stage::default(), weights, leaves: LEAVES }
     }
 
     /// Returns the loader with the memory of `compute` as its target.
@@ -305,6 +310,13 @@ impl<'a> Loader<'a> {
         Self { stage, ..self }
     }
 
+    /// Returns the loader with another number of equal parts in which row-parallel layers with invariant numerics add their inputs as
+    /// a [tree](crate::shard::split_leaves); the default is 8. It must not depend on the world size.
+    #[must_use]
+    pub fn with_leaves(self, leaves: usize) -> Self {
+        Self { leaves, ..self }
+    }
+
     /// Returns a loader that borrows this one, for a model that computes on `compute` with activations of this type.
     pub(crate) fn reborrow<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
         let weights = compute.weight_dtype(self.weights, activations);
@@ -315,6 +327,7 @@ impl<'a> Loader<'a> {
             world_size: self.world_size,
             stage: self.stage,
             weights,
+            leaves: self.leaves,
         }
     }
 
@@ -333,6 +346,16 @@ impl<'a> Loader<'a> {
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
+    }
+
+    /// Returns the numerics of the arithmetic that layers will use.
+    pub fn numerics(&self) -> Numerics {
+        self.compute.map_or(Numerics::Fast, Compute::numerics)
+    }
+
+    /// Returns the number of parts of the sums of invariant numerics.
+    pub fn leaves(&self) -> usize {
+        self.leaves
     }
 
     /// Returns the stage that is loaded.

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use ryzanstein_config::InstructionSet;
+use ryzanstein_config::{InstructionSet, Numerics};
 use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::processor::Processor;
 use super::product::instruction_set;
-use super::{attend, rows, shapes};
+use super::{attend, rows, shapes, tree};
 use crate::error::{ConfigurationError, Result};
 use crate::float::{self, with_float};
 use crate::rotary::Rotary;
@@ -24,6 +24,7 @@ const LARGE: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Host {
     processor: Processor,
+    numerics: Numerics,
 }
 
 impl Host {
@@ -37,8 +38,18 @@ impl Host {
     /// # Panics
     /// Panics if this processor lacks the instruction set: [`instruction_set::supported`] lists those that it has.
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
+        Self::with_numerics(threads, set, Numerics::Fast)
+    }
+
+    /// Creates the arithmetic as [`with_instruction_set`](Self::with_instruction_set) does. Invariant numerics use the
+    /// [`invariant`](instruction_set::invariant) variant of the instruction set.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn with_numerics(threads: usize, set: InstructionSet, numerics: Numerics) -> Self {
         assert!(instruction_set::is_supported(set), "this processor lacks {set}");
-        Self { processor: Processor::new(threads, set) }
+        let set = if numerics == Numerics::Invariant { instruction_set::invariant(set) } else { set };
+        Self { processor: Processor::new(threads, set), numerics }
     }
 }
 
@@ -71,11 +82,38 @@ impl Compute for Host {
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
         let bias = bias.map(Tensor::host_values).transpose()?;
-        let (operands, bias) = ((x.host()?, weight.host()?), bias.as_deref());
+        let (x, weight, bias) = ([x.host()?], weight.host()?, bias.as_deref());
         let values = with_float!(out, T => {
-            Storage::from(self.processor.multiply::<T>(operands, bias, [m, k, n]))
+            Storage::from(self.processor.multiply::<T>((&x, weight), bias, [m, k, n]))
         })?;
         Ok(Tensor::from_storage(&[m, n], values))
+    }
+
+    fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> Result<Tensor> {
+        let [m, k, n] = shapes::linear_of_leaves(x, weight, leaves)?;
+        let parts = (0..leaves).map(|leaf| self.slice_columns(x, leaf * k..(leaf + 1) * k));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let parts = parts.iter().map(Tensor::host).collect::<Result<Vec<_>>>()?;
+        let sums = self.processor.multiply::<f32>((&parts, weight.host()?), None, [m, k, n]);
+        Ok(Tensor::from_storage(&[m, n], Storage::from(sums)))
+    }
+
+    fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
+        let [count, rows, columns] = shapes::sum_of_leaves(terms)?;
+        let stored = terms.host()?;
+        self.processor.build([rows, columns], out, |row, to| {
+            let mut terms = vec![0.0; count * columns];
+            for (i, term) in terms.chunks_exact_mut(columns).enumerate() {
+                let at = (i * rows + row) * columns;
+                self.processor.widen(stored, at..at + columns, term);
+            }
+            tree::sum(self.processor.arch(), &mut terms, columns);
+            to.copy_from_slice(&terms[..columns]);
+        })
     }
 
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {

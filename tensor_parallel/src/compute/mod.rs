@@ -12,7 +12,9 @@ mod product;
 mod rows;
 mod shapes;
 mod sizing;
+mod tree;
 
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::batch::{Batch, Run, SlotMapping};
@@ -23,19 +25,20 @@ pub use self::operations::{AttentionCall, Compute, HeadNorms, LayerCache};
 #[doc(hidden)]
 pub use self::product::instruction_set;
 pub(crate) use self::sizing::Sizing;
-use crate::error::Result;
+use crate::error::{ConfigurationError, Result};
 use crate::threads;
 
 /// Returns the arithmetic for a rank of a group whose members compute at the same time: on its GPU, or on its share of the CPUs
-/// that it may use.
+/// that it may use. Its numerics are those of the group.
 ///
 /// # Errors
-/// Returns an error if the group has a GPU that cannot compute.
+/// Returns an error if the group has a GPU that cannot compute, or invariant numerics on a GPU.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
     let threads = threads::per_rank(group.sharing_cpus());
-    match group.device() {
-        Some(device) => Ok(Box::new(Cuda::new(device, threads)?)),
-        None => Ok(Box::new(Host::new(threads))),
+    match (group.device(), group.numerics()) {
+        (Some(_), Numerics::Invariant) => Err(ConfigurationError::FastOnly.into()),
+        (Some(device), Numerics::Fast) => Ok(Box::new(Cuda::new(device, threads)?)),
+        (None, numerics) => Ok(Box::new(Host::with_numerics(threads, instruction_set::current(), numerics))),
     }
 }
 

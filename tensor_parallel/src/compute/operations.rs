@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ops::Range;
 
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
 use super::captured_graph::CapturedGraph;
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
@@ -162,6 +163,33 @@ pub trait Compute: fmt::Debug + Send + Sync {
 
     /// Computes `x · weightᵀ + bias`, in type `out`.
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor>;
+
+    /// Returns the order in which it adds. [`Numerics::Invariant`] promises that a row of every result depends on that row of the
+    /// operands alone, and that the two sums below are trees.
+    fn numerics(&self) -> Numerics {
+        Numerics::Fast
+    }
+
+    /// Computes `x[m, k] · weightᵀ` in `f32`, with the inputs in `leaves` equal parts. The products of the parts are added as a
+    /// [tree](crate::shard::split_leaves). `weight` is `[leaves × n, k / leaves]`: the rows for each part in turn. Only layers with
+    /// invariant numerics call it.
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not fit. The default returns an error.
+    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> Result<Tensor> {
+        let _ = (x, weight, leaves);
+        Err(ConfigurationError::FastOnly.into())
+    }
+
+    /// Adds terms `[count, rows, columns]` of `f32` as a [tree](crate::shard::split_leaves), and rounds the sum to `out`. Only
+    /// layers with invariant numerics call it.
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not fit. The default returns an error.
+    fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
+        let _ = (terms, out);
+        Err(ConfigurationError::FastOnly.into())
+    }
 
     /// Looks up row `id - first` of `table` for each token. Ids outside `first..first + rows` give zeros.
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor>;

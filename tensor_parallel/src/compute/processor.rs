@@ -101,7 +101,7 @@ impl Processor {
     /// Computes the product of two matrices, see [`Products::multiply`].
     pub(super) fn multiply<T: Float>(
         &self,
-        operands: (&Storage, &Storage),
+        operands: (&[&Storage], &Storage),
         bias: Option<&[f32]>,
         sizes: [usize; 3],
     ) -> Array<T> {

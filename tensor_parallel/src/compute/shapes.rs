@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use ryzanstein_process_group::DType;
+
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -14,6 +16,27 @@ pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
     match bias.filter(|bias| bias.count() != n) {
         Some(bias) => Err(Error::shape_mismatch("bias", weight, bias)),
         None => Ok([m, k, n]),
+    }
+}
+
+/// Returns the rows of `x`, the inputs of a leaf, and the outputs.
+pub(super) fn linear_of_leaves(x: &Tensor, weight: &Tensor, leaves: usize) -> Result<[usize; 3]> {
+    let (m, k) = (x.rows(), weight.columns());
+    if leaves == 0 || leaves.checked_mul(k) != Some(x.columns()) || !weight.rows().is_multiple_of(leaves) {
+        return Err(Error::shape_mismatch("linear of leaves", x, weight));
+    }
+    Ok([m, k, weight.rows() / leaves])
+}
+
+/// Returns number, rows and columns of terms.
+pub(super) fn sum_of_leaves(terms: &Tensor) -> Result<[usize; 3]> {
+    match *terms.shape() {
+        [count, rows, columns] if count > 0 && terms.dtype() == DType::F32 => Ok([count, rows, columns]),
+        _ => Err(Error::input(format!(
+            "terms must be [count, rows, columns] of f32, not {:?} of {}",
+            terms.shape(),
+            terms.dtype()
+        ))),
     }
 }
 

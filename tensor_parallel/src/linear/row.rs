@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use ryzanstein_config::Numerics;
+
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::communicator::Communicator;
 use crate::compute::Compute;
@@ -28,9 +30,15 @@ impl Default for RowOptions {
 }
 
 /// `y = x · Wᵀ + b` with the input features sharded: every rank computes one term of the sum.
+///
+/// With [invariant](Compute::numerics) numerics, a rank adds its parts of the inputs as a subtree, in `f32`. The layer gathers these
+/// sums, which any path moves without changing them, and every rank adds them as the rest of the tree. So the result has the same
+/// bits with every world size (the binary tree of TBIK, arXiv 2511.17826).
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,
+    /// Number of parts of this rank's inputs, if numerics are invariant: the weight has the rows for each part in turn.
+    leaves: Option<usize>,
     bias: Option<Tensor>,
     inputs: Range<usize>,
     options: RowOptions,
@@ -40,8 +48,8 @@ impl RowParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
     /// # Errors
-    /// Returns an error if the world size does not divide the inputs, if there is a bias without a sum, because every rank would
-    /// add the bias, or if the source fails.
+    /// Returns an error if the world size does not divide the inputs or, with invariant numerics, the parts, if there is a bias
+    /// without a sum, because every rank would add the bias, or if the source fails.
     pub fn load(
         loader: &mut Loader<'_>,
         name: &str,
@@ -51,13 +59,23 @@ impl RowParallelLinear {
         if options.bias && !options.reduce_results {
             return Err(ConfigurationError::UnreducedBias { layer: name.into() }.into());
         }
-        let ranges = shard::split_evenly(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
-        let mine = ranges[loader.rank()].clone();
-        let weight = loader.matrix(&[ShardedTensor {
-            name: &format!("{name}.weight"),
-            shape: &[outputs, inputs],
-            sharding: Sharding::Columns(ranges),
-        }])?;
+        let (what, world_size) = (format!("inputs of `{name}`"), loader.world_size());
+        let mine = shard::split_evenly(&what, inputs, world_size)?[loader.rank()].clone();
+        let leaves = match loader.numerics() {
+            Numerics::Fast => None,
+            Numerics::Invariant => Some(shard::split_leaves(loader.leaves(), world_size)?),
+        };
+        let parts = shard::split_evenly(&what, inputs, leaves.unwrap_or(1) * world_size)?;
+        let (matrix, shape) = (format!("{name}.weight"), [outputs, inputs]);
+        let of_each_rank = |at| parts.iter().skip(at).step_by(leaves.unwrap_or(1)).cloned().collect();
+        let parts: Vec<_> = (0..leaves.unwrap_or(1))
+            .map(|at| ShardedTensor {
+                name: &matrix,
+                shape: &shape,
+                sharding: Sharding::Columns(of_each_rank(at)),
+            })
+            .collect();
+        let weight = loader.matrix(&parts)?;
         let mut bias = None;
         if options.bias {
             let part = ShardedTensor {
@@ -67,7 +85,7 @@ impl RowParallelLinear {
             };
             bias = Some(loader.vector(&[part])?);
         }
-        Ok(Self { weight, bias, inputs: mine, options })
+        Ok(Self { weight, leaves, bias, inputs: mine, options })
     }
 
     /// Returns the sum over all ranks, by one all-reduce, plus the bias. Without `reduce_results`, returns this rank's term of
@@ -76,8 +94,11 @@ impl RowParallelLinear {
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let mut y = self.term(x, compute)?;
-        if self.options.reduce_results {
+        let mut y = match self.leaves {
+            Some(leaves) => self.sum_of_leaves(x, leaves, compute, group)?,
+            None => self.term(x, compute)?,
+        };
+        if self.options.reduce_results && self.leaves.is_none() {
             group.all_reduce_sum(&mut y)?;
         }
         if let Some(bias) = &self.bias {
@@ -100,7 +121,7 @@ impl RowParallelLinear {
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
         let (rows, columns) = (x.rows(), self.weight.rows());
-        let is_sum = self.options.reduce_results && self.bias.is_none();
+        let is_sum = self.options.reduce_results && self.bias.is_none() && self.leaves.is_none();
         let fits = residual.dtype() == x.dtype() && [residual.rows(), residual.columns()] == [rows, columns];
         if is_sum
             && fits
@@ -118,9 +139,40 @@ impl RowParallelLinear {
 
     /// Returns this rank's term of the sum.
     fn term(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
+        compute.linear(self.input(x, compute, &mut None)?, &self.weight, None, x.dtype())
+    }
+
+    /// Returns the sum over all ranks, or without `reduce_results` this rank's term of it, added as a tree and rounded once.
+    fn sum_of_leaves(
+        &self,
+        x: &Tensor,
+        leaves: usize,
+        compute: &dyn Compute,
+        group: &mut dyn Communicator,
+    ) -> Result<Tensor> {
+        let mine = compute.linear_of_leaves(self.input(x, compute, &mut None)?, &self.weight, leaves)?;
+        let ranks = if self.options.reduce_results { group.world_size() } else { 1 };
+        let shape = [ranks, mine.rows(), mine.columns()];
+        let terms = if ranks == 1 {
+            mine.reshape(&shape)?
+        } else {
+            let mut terms = compute.scratch(&shape, mine.dtype())?;
+            group.all_gather(&mine, &mut terms)?;
+            terms
+        };
+        compute.sum_of_leaves(&terms, x.dtype())
+    }
+
+    /// Returns this rank's features of `x`, which are `x` itself or copied into `held`.
+    fn input<'a>(
+        &self,
+        x: &'a Tensor,
+        compute: &dyn Compute,
+        held: &'a mut Option<Tensor>,
+    ) -> Result<&'a Tensor> {
         if self.options.input_is_parallel {
-            return compute.linear(x, &self.weight, None, x.dtype());
+            return Ok(x);
         }
-        compute.linear(&compute.slice_columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())
+        Ok(held.insert(compute.slice_columns(x, self.inputs.clone())?))
     }
 }

@@ -4,7 +4,7 @@ use ryzanstein_process_group::{Buffer, DType, ProcessGroup, Rank};
 
 use super::config::LlamaConfig;
 use super::groups::{ModelGroups, stage_of, synchronize};
-use super::plan::{check_stages, check_world_size};
+use super::plan::{check_stages, check_world_size, leaves};
 use super::report::LoadReport;
 use super::stage::Stage;
 use crate::attention::{KvCache, ParallelAttention};
@@ -134,11 +134,11 @@ impl Llama {
         compute: Box<dyn Compute>,
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
-        check_world_size(&config, loader.world_size())?;
+        check_world_size(&config, loader.world_size(), compute.numerics())?;
         let stage = loader.stage();
         check_stages(&config, stage.count)?;
         let heads = shard::split_heads(config.heads, config.kv_heads, loader.world_size())?;
-        let mut loader_on = loader.reborrow(&*compute, dtype);
+        let mut loader_on = loader.reborrow(&*compute, dtype).with_leaves(leaves(&config));
         let loader = &mut loader_on;
         let (vocabulary, hidden) = (config.vocabulary, config.hidden);
         let is_tied_head = stage.is_last() && config.tied_embeddings;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
-use ryzanstein_config::InstructionSet;
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -43,13 +43,19 @@ struct Place {
     stage: Stage,
     rank: usize,
     world_size: usize,
+    numerics: Numerics,
 }
 
 impl Place {
     fn of(groups: &mut dyn ModelGroups) -> Self {
         let stage = stage_of(groups);
         let tensor = groups.tensor();
-        Self { stage, rank: tensor.rank().index(), world_size: tensor.world_size() }
+        Self {
+            stage,
+            rank: tensor.rank().index(),
+            world_size: tensor.world_size(),
+            numerics: tensor.numerics(),
+        }
     }
 }
 
@@ -72,7 +78,7 @@ fn prepare(
 ) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
     let mut parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
-    check_world_size(&parsed, place.world_size)?;
+    check_world_size(&parsed, place.world_size, place.numerics)?;
     check_stages(&parsed, place.stage.count)?;
     let mut checkpoint = Checkpoint::open(directory)?;
     rename_tensors(&mut checkpoint, &parsed)?;
@@ -154,13 +160,13 @@ impl Llama {
     /// `groups` is a group that shares each layer, or a [manager](ryzanstein_process_group::ProcessGroupManager), whose layout
     /// may also divide the layers into pipeline stages. Pass the same to every call of the model.
     ///
-    /// On CPUs, all ranks must use the same [instruction set](instruction_set). Settings, shapes, world size and instruction sets
-    /// are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends with a first pass, so that the
+    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](instruction_set).
+    /// Settings, shapes, world size and these are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends with a first pass, so that the
     /// usual kernels are compiled before the first request.
     ///
     /// # Errors
     /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;
-    /// [`ConfigurationError::DifferentInstructionSets`]; those of the group if the first pass fails.
+    /// [`ConfigurationError::DifferentArithmetic`]; those of the group if the first pass fails.
     pub fn load(directory: &Path, dtype: Option<DType>, groups: &mut dyn ModelGroups) -> Result<Self> {
         Self::load_with(directory, dtype, groups, |_, _| {})
     }
@@ -195,7 +201,7 @@ impl Llama {
         let prepared = prepare(directory, dtype, place, reader).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
             check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), groups)?;
-        check_instruction_sets(groups)?;
+        check_arithmetic(groups)?;
         let source = LocalSource { checkpoint: &checkpoint, rank: place.rank };
         let all = stage_tensors(&config, place.stage)?.len();
         let mut source = ObservedSource { source, read: 0, all, on_tensor };
@@ -209,11 +215,12 @@ impl Llama {
 
     /// Loads this rank's shard of a model from a folder that only `root` can read, a rank in the world of `groups`. The
     /// `directory` and `dtype` of other ranks are ignored. The root reads the shard of each rank and sends it only to that rank.
-    /// On CPUs, all ranks must use the same [instruction set](instruction_set). If one rank fails, all do.
+    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](instruction_set). If one
+    /// rank fails, all do.
     ///
     /// # Errors
     /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;
-    /// [`ConfigurationError::DifferentInstructionSets`].
+    /// [`ConfigurationError::DifferentArithmetic`].
     pub fn load_from_root(
         directory: Option<&Path>,
         dtype: Option<DType>,
@@ -243,7 +250,7 @@ impl Llama {
             Ok((plan, config, _)) => Ok((plan.clone(), config.tied_embeddings)),
             Err(error) => Err(RemoteError::from(error)),
         });
-        check_instruction_sets(world)?;
+        check_arithmetic(world)?;
         let told: Result<(Plan, bool), RemoteError> = world.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
         let (plan, tied_embeddings) =
@@ -337,7 +344,7 @@ fn build(
     plan: &Plan,
     compute: Box<dyn Compute>,
     source: &mut dyn WeightSource,
-    Place { stage, rank, world_size }: Place,
+    Place { stage, rank, world_size, .. }: Place,
 ) -> Result<Llama> {
     let mut loader = Loader::new(source, rank, world_size, plan.weights).at_stage(stage);
     Llama::from_loader(config, plan.activations, compute, &mut loader)
@@ -355,19 +362,24 @@ pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) 
 }
 
 /// Fails on all ranks if their CPUs would add in different orders. GPUs of one group are of the same type.
-fn check_instruction_sets(groups: &mut dyn ModelGroups) -> Result<()> {
-    if groups.tensor().device().is_some() {
-        return Ok(());
-    }
-    compare_instruction_sets(instruction_set::current(), groups)
+fn check_arithmetic(groups: &mut dyn ModelGroups) -> Result<()> {
+    let group = groups.tensor();
+    let mine = match (group.device(), group.numerics()) {
+        (Some(_), numerics) => format!("{numerics} numerics"),
+        (None, Numerics::Fast) => format!("fast numerics and {}", instruction_set::current()),
+        (None, Numerics::Invariant) => {
+            format!("invariant numerics and {}", instruction_set::invariant(instruction_set::current()))
+        }
+    };
+    compare_arithmetic(mine, groups)
 }
 
-fn compare_instruction_sets(mine: InstructionSet, groups: &mut dyn ModelGroups) -> Result<()> {
+fn compare_arithmetic(mine: String, groups: &mut dyn ModelGroups) -> Result<()> {
     let group = groups.tensor();
-    let (mine, other) = (mine.to_string(), group.members()[group.rank().index()]);
+    let other = group.members()[group.rank().index()];
     let different = groups::all_gather(&mine, groups)?.into_iter().find(|(_, theirs)| *theirs != mine);
     different.map_or(Ok(()), |(rank, theirs)| {
-        Err(ConfigurationError::DifferentInstructionSets { rank, theirs, other, mine }.into())
+        Err(ConfigurationError::DifferentArithmetic { rank, theirs, other, mine }.into())
     })
 }
 

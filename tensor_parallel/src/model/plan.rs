@@ -1,13 +1,15 @@
 //! The properties of a model that `config.json` alone determines: its tensors, and its legal world sizes. Pure.
 
 use std::collections::HashSet;
+use std::iter;
 
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::config::LlamaConfig;
 use super::llama::Llama;
 use super::stage::Stage;
-use crate::checkpoint::{Loader, ShardedTensor, WeightSource};
+use crate::checkpoint::{LEAVES, Loader, ShardedTensor, WeightSource};
 use crate::compute::Sizing;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::{self, ShardError};
@@ -68,15 +70,29 @@ pub(super) fn unused<'a>(
     names.filter(|name| !used.contains(name) && !is_harmless(name)).collect()
 }
 
-fn check(config: &LlamaConfig, world_size: usize) -> Result<(), ShardError> {
+fn check(config: &LlamaConfig, world_size: usize, numerics: Numerics) -> Result<(), ShardError> {
     shard::split_heads(config.heads, config.kv_heads, world_size)?;
     shard::split_evenly("intermediate features", config.intermediate, world_size)?;
+    if numerics == Numerics::Invariant {
+        shard::split_leaves(leaves(config), world_size)?;
+    }
     Ok(())
 }
 
+/// Returns the number of parts in which row-parallel layers add their inputs with invariant numerics, the same for every world
+/// size: at most [`LEAVES`], the smallest legal world size above 1 times a power of two.
+pub(super) fn leaves(config: &LlamaConfig) -> usize {
+    let inputs = [config.heads * config.head_dim, config.intermediate];
+    let smallest = (2..=LEAVES).find(|n| check(config, *n, Numerics::Fast).is_ok()).unwrap_or(1);
+    let doubled =
+        iter::successors(Some(smallest), |leaves| Some(2 * leaves)).take_while(|leaves| *leaves <= LEAVES);
+    let legal = doubled.filter(|leaves| inputs.iter().all(|inputs| inputs.is_multiple_of(*leaves)));
+    if smallest == 1 { 1 } else { legal.max().unwrap_or(1) }
+}
+
 /// Returns the world sizes up to `most` that a model can run on.
-pub fn legal_world_sizes(config: &LlamaConfig, most: usize) -> Vec<usize> {
-    (1..=most).filter(|n| check(config, *n).is_ok()).collect()
+pub fn legal_world_sizes(config: &LlamaConfig, most: usize, numerics: Numerics) -> Vec<usize> {
+    (1..=most).filter(|n| check(config, *n, numerics).is_ok()).collect()
 }
 
 /// Returns the number of all-reduces of `[tokens, hidden]` in a forward pass: one for the embedding, and two per layer.
@@ -88,10 +104,10 @@ pub fn all_reduces(config: &LlamaConfig) -> usize {
 ///
 /// # Errors
 /// Returns [`ConfigurationError::WorldSize`] with the reason and the legal sizes.
-pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
-    check(config, world_size).map_err(|source| {
+pub fn check_world_size(config: &LlamaConfig, world_size: usize, numerics: Numerics) -> Result<()> {
+    check(config, world_size, numerics).map_err(|source| {
         // More ranks than query heads are never legal.
-        let legal = legal_world_sizes(config, config.heads);
+        let legal = legal_world_sizes(config, config.heads, numerics);
         Error::Configuration(ConfigurationError::WorldSize { source, legal })
     })
 }

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use ryzanstein_config::Numerics;
 use serde_json::{Value, json};
 
 use super::plan::unused;
@@ -370,7 +371,7 @@ fn the_class_of_a_base_model_is_that_of_its_architecture() {
 
 #[test]
 fn legal_world_sizes_follow_from_heads_kv_heads_and_intermediate_features() {
-    let sizes = |changes: &Value| legal_world_sizes(&with(changes).unwrap(), 16);
+    let sizes = |changes: &Value| legal_world_sizes(&with(changes).unwrap(), 16, Numerics::Fast);
     assert_eq!(sizes(&json!({})), [1, 2, 4, 8]);
     assert_eq!(sizes(&json!({ "intermediate_size": 90 })), [1, 2]);
     let three = json!({ "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8 });
@@ -380,8 +381,28 @@ fn legal_world_sizes_follow_from_heads_kv_heads_and_intermediate_features() {
 }
 
 #[test]
+fn invariant_world_sizes_add_subtrees_of_one_tree() {
+    let sizes = |heads: usize, kv: usize, intermediate: usize| {
+        let changes = json!({
+            "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 8, "intermediate_size": intermediate,
+        });
+        legal_world_sizes(&with(&changes).unwrap(), 32, Numerics::Invariant)
+    };
+    assert_eq!(sizes(8, 2, 96), [1, 2, 4, 8]);
+    assert_eq!(sizes(32, 32, 96), [1, 2, 4, 8]);
+    assert_eq!(sizes(12, 4, 96), [1, 2, 4]);
+    assert_eq!(sizes(6, 3, 96), [1, 3, 6]);
+    assert_eq!(sizes(9, 3, 96), [1, 3]);
+    assert_eq!(sizes(5, 5, 90), [1, 5]);
+    assert_eq!(sizes(8, 8, 90), [1, 2]);
+    assert_eq!(sizes(7, 7, 96), [1]);
+}
+
+#[test]
 fn an_illegal_world_size_is_refused_with_the_reason_and_the_legal_ones() {
-    let reason = |changes: &Value, n| check_world_size(&with(changes).unwrap(), n).unwrap_err().to_string();
+    let reason = |changes: &Value, n| {
+        check_world_size(&with(changes).unwrap(), n, Numerics::Fast).unwrap_err().to_string()
+    };
     assert_eq!(
         reason(&json!({}), 3),
         "configuration: world size 3 does not divide 8 attention heads; legal sizes for this model: 1, 2, 4, 8"

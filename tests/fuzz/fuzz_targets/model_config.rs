@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
+use ryzanstein_config::Numerics;
 use ryzanstein_tensor_parallel::{LlamaConfig, check_world_size};
 
 fuzz_target!(|text: &str| {
@@ -13,7 +14,9 @@ fuzz_target!(|text: &str| {
     };
     if let Ok(config) = LlamaConfig::from_json(Path::new("config.json"), config, generation) {
         for world_size in [1, 2, 3, 8] {
-            let _ = check_world_size(&config, world_size);
+            for numerics in Numerics::ALL {
+                let _ = check_world_size(&config, world_size, *numerics);
+            }
         }
     }
 });

@@ -1,9 +1,10 @@
 //! `ryz check`: a rank's self-check, and the default job of `ryz launch`.
 //!
 //! Validates every path by value, compares a sharded Llama block with the unsharded one, and compares latencies of
-//! all-reduce and broadcast with the documented targets. A wrong value is a failure; a missed target is a verdict.
+//! all-reduce and broadcast with the documented targets. On request it proves that the number of ranks does not change a bit. A wrong value is a failure; a missed target is a verdict.
 
 mod block;
+mod invariant;
 
 use ryzanstein_orchestrator::table::{self, Cell, Column, Screen, Tone};
 use ryzanstein_process_group::targets::TARGETS;
@@ -21,6 +22,8 @@ pub struct Options<'a> {
     pub job: &'a str,
     /// True to compare latencies with the documented targets on CPUs too. The targets are for GPUs.
     pub targets: bool,
+    /// True to prove invariant numerics, on CPUs.
+    pub invariant: bool,
     /// The destination of the report.
     pub screen: Screen,
 }
@@ -66,11 +69,18 @@ pub fn run(
         screen.paint(tone(block.correct), if block.correct { "ok" } else { "WRONG" }),
     ));
 
+    let mut invariant = true;
+    if options.invariant {
+        let (report, same) = invariant::prove(orchestrator.manager(), screen)?;
+        tell(&format!("\n{report}"));
+        invariant = same;
+    }
+
     let group = orchestrator.manager().world();
     let judged = options.targets || group.memory() != Memory::Host;
     let (latencies_correct, targets_met) =
         if group.world_size() == 1 { (true, None) } else { latencies(group, judged, screen, tell)? };
-    let correct = paths_correct && block.correct && latencies_correct;
+    let correct = paths_correct && block.correct && invariant && latencies_correct;
     let values = if correct { "all values are right" } else { "VALUES ARE WRONG" };
     let verdict = match targets_met {
         None => "",

@@ -12,6 +12,7 @@ use crate::command::settings;
 const EXAMPLES: &str = "Examples:
   ryz check -n 4
   ryz check -n 4 --strict
+  ryz check -n 4 --invariant
   srun -K1 ryz check
   torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
 
@@ -30,6 +31,9 @@ pub(crate) struct Args {
     /// Exit with code 1 if a target is missed or none can be judged; implies --targets
     #[arg(long)]
     strict: bool,
+    /// Prove that a model has the same logits, to the bit, on 1, 2, 4 and 8 ranks with model.numerics = invariant
+    #[arg(long)]
+    invariant: bool,
     #[command(flatten)]
     file: settings::ConfigFile,
 }
@@ -45,8 +49,12 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     if ranks > 1 && !settings::is_launched(&config)? {
         return launch::relaunch(ranks, &args.file, &[], &[]);
     }
-    let options =
-        Options { job: &config.job.name, targets: args.targets || args.strict, screen: screen.stdout() };
+    let options = Options {
+        job: &config.job.name,
+        targets: args.targets || args.strict,
+        invariant: args.invariant,
+        screen: screen.stdout(),
+    };
     rank::run(&config, |orchestrator| {
         let is_first = orchestrator.manager().rank().0 == 0;
         let report = check::run(orchestrator, &options, &mut |text| {

@@ -90,6 +90,9 @@ pub(crate) struct Args {
     /// Write the logits of every position to this safetensors file
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     logits_out: Option<PathBuf>,
+    /// Print the SHA-256 of these logits, as f32; with model.numerics = invariant, every number of ranks has the same
+    #[arg(long, help_heading = OUTPUT)]
+    logits_digest: bool,
     /// Type of activations: f32, f16 or bf16 [default: that of the weights]
     #[arg(long, value_name = "DTYPE", help_heading = RANKS)]
     dtype: Option<String>,
@@ -175,6 +178,7 @@ impl Args {
         settings::set_flag(&mut flags, "layout.pipeline_parallel", "--pipeline-parallel", stages);
         settings::set_flag(&mut flags, "model.graph", "--no-graph", self.no_graph.then_some("false"));
         settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        settings::set_flag(&mut flags, "profile.graphs", "--profile", self.profile.then_some("true"));
         flags
     }
 }
@@ -194,6 +198,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         load_from_root: args.load_from_root,
         prompt,
         logits_out: args.logits_out.clone(),
+        logits_digest: args.logits_digest,
         ignore_end: args.ignore_end,
         stop: args.stop.clone(),
         penalties: Penalties {
@@ -211,7 +216,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         let (model, input) = generate::prepare(&config.model, &request)?;
         if !is_launched {
             let ranks = config.job.world_size.map_or(1, WorldSize::get);
-            generate::check_layout(&model, &config.layout, ranks as usize)?;
+            generate::check_layout(&model, &config, ranks as usize)?;
             args.logits_out.as_deref().map_or(Ok(()), generate::check_logits_out)?;
             if ranks > 1 {
                 return relaunch(ranks, args, from_stdin.as_deref());

@@ -109,6 +109,9 @@ impl LiveText {
                 state.close_line();
                 state.timings = response.timings;
                 state.summarize(response.prompt_tokens);
+                if let Some(digest) = &response.logits_digest {
+                    eprintln!("SHA-256 of the logits: {digest}");
+                }
             }
         }
     }

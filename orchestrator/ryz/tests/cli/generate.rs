@@ -82,6 +82,50 @@ fn sixteen_bit_models_in_their_own_type_stay_within_five_hundredths() {
 }
 
 #[test]
+fn the_digest_of_logits_is_the_same_on_all_numbers_of_ranks_with_invariant_numerics_alone() {
+    let digest = |ranks: &str, numerics: &str, more: &[(&str, &str)]| {
+        let model = folder("llama-gqa");
+        let mut arguments = vec!["generate", "--model", model.to_str().expect("a path"), "-n", ranks];
+        arguments.extend([
+            "--backend",
+            "tcp",
+            "--token-ids",
+            "1,2,3,4,5,6,7,8",
+            "--max-new-tokens",
+            "12",
+            "--logits-digest",
+        ]);
+        let environment = [&[("RYZ_MODEL__NUMERICS", numerics)], more].concat();
+        let output = Run::new(&arguments, &environment).finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line: serde_json::Value = serde_json::from_str(&text(&output.stdout)).expect("one line of JSON");
+        line["logits_sha256"].as_str().expect("a digest").to_owned()
+    };
+    let alone = digest("1", "invariant", &[]);
+    assert_eq!(alone.len(), 64);
+    for ranks in ["2", "4", "8"] {
+        assert_eq!(digest(ranks, "invariant", &[]), alone, "{ranks} ranks");
+    }
+    let sockets =
+        [("RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY", "false"), ("RYZ_LAYOUT__PIPELINE_PARALLEL", "2")];
+    assert_eq!(digest("4", "invariant", &sockets), alone);
+    assert_ne!(digest("2", "fast", &[]), digest("1", "fast", &[]));
+}
+
+#[test]
+fn a_number_of_ranks_that_invariant_numerics_cannot_have_is_refused_before_anything_is_started() {
+    let model = folder("mistral-window");
+    let arguments = ["generate", "--model", model.to_str().expect("a path"), "-n", "8", "--token-ids", "1"];
+    let refused = |numerics| {
+        let output = Run::new(&arguments, &[("RYZ_MODEL__NUMERICS", numerics)]).finish();
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    assert!(refused("invariant").contains("legal sizes for this model: 1, 2, 4"));
+    assert!(refused("exact").contains("expected one of fast, invariant"));
+}
+
+#[test]
 fn a_prompt_in_words_is_answered_in_words() {
     let expected: serde_json::Value = serde_json::from_slice(
         &std::fs::read(folder("llama-mha").join("tokenizer_expected.json")).expect("the expectation"),

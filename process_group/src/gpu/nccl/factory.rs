@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext, Together};
 use crate::link::mesh::Unconnected;
 use crate::membership::capability::{Capability, ComponentVersion, Exclusive};
-use crate::stream::{self, GroupMembers, Instruments};
+use crate::stream::{self, GroupMembers};
 use crate::types::backend_kind::BackendKind;
 use crate::types::rank::LocalRank;
 
@@ -177,13 +177,16 @@ impl BackendFactory for Factory {
             all: group.members.iter().map(|member| (*member).clone()).collect(),
             position: group.rank.index(),
         };
-        let profile = &group.config.profile;
-        let instruments =
-            Instruments { link_gbs: gpu.link_gbs, times_graphs: profile.enabled && profile.graphs };
         let is_wanted = group.config.process_group.peer_memory;
         let sharing = Sharing { store: &**group.store, is_wanted, tuned: group.tuned };
-        let (backend, comm) =
-            connect(gpu.nccl, &gpu.device, members, channels, (&init, sharing, instruments), group.deadline)?;
+        let (backend, comm) = connect(
+            gpu.nccl,
+            &gpu.device,
+            members,
+            channels,
+            (&init, sharing, gpu.link_gbs),
+            group.deadline,
+        )?;
         self.world.get_or_insert(comm);
         Ok(AnyBackend::Stream(Box::new(backend)))
     }

@@ -15,7 +15,7 @@ use crate::device::{Device, Nccl};
 use crate::error::Result;
 use crate::link::security::Channel;
 use crate::membership::store::Watched;
-use crate::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
+use crate::stream::{self, GroupMembers, Status, StreamGroup};
 use communicator::{CommInit, NcclComm};
 pub(crate) use factory::Factory;
 use launch::NcclLauncher;
@@ -29,7 +29,7 @@ fn connect(
     device: &Device,
     members: GroupMembers,
     channels: Vec<Option<Channel>>,
-    (init, sharing, instruments): (&CommInit<'_>, Sharing<'_>, Instruments),
+    (init, sharing, link_gbs): (&CommInit<'_>, Sharing<'_>, Option<f64>),
     deadline: Instant,
 ) -> Result<(StreamGroup<PeerMemory<NcclLauncher>>, Arc<NcclComm>)> {
     let status = Arc::new(Status::new(members));
@@ -54,5 +54,5 @@ fn connect(
         });
     // The other ranks learn the reason while the watchdog can still tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
-    Ok((StreamGroup::new(launcher, watchdog, device, instruments)?, comm))
+    Ok((StreamGroup::new(launcher, watchdog, device, link_gbs)?, comm))
 }

@@ -17,6 +17,7 @@ use ryzanstein_config::InstructionSet;
 
 use self::simd::Pair;
 use super::rows::vectorized;
+use super::tree;
 use crate::float::Float;
 use crate::memory::{self, Array, Columns};
 use crate::storage::{Storage, with_elements};
@@ -61,9 +62,9 @@ impl Prepared<'_> {
         }
     }
 
-    /// Returns the number of weight rows that are multiplied before their sums are rounded.
-    fn rows_together(m: usize) -> usize {
-        (SUMS_BYTES / (4 * m) / GRANULE * GRANULE).max(GRANULE)
+    /// Returns the number of weight rows that are multiplied before their sums are rounded; each has `sums` of them.
+    fn rows_together(sums: usize) -> usize {
+        (SUMS_BYTES / (4 * sums) / GRANULE * GRANULE).max(GRANULE)
     }
 }
 
@@ -80,11 +81,12 @@ impl Products {
         self.set
     }
 
-    /// Computes `x[m, k] · w[n, k]ᵀ`, with the bias of each column, rounded once.
+    /// Computes `x[m, k] · w[n, k]ᵀ`, with the bias of each column, rounded once. With several `x`, `w` has `n` rows for each of
+    /// them in turn, and the products are added as a [`tree`](super::tree).
     pub(super) fn multiply<T: Float>(
         self,
         threads: &Threads,
-        (x, w): (&Storage, &Storage),
+        (x, w): (&[&Storage], &Storage),
         bias: Option<&[f32]>,
         [m, k, n]: [usize; 3],
     ) -> Array<T> {
@@ -96,13 +98,13 @@ impl Products {
             out.chunks_exact_mut(n).for_each(|row| round(self.arch, &vec![0.0; n], bias, row));
             return out;
         }
-        let prepared = self.prepare(threads, x, w, k);
-        let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
-        let block = prepared.block(if is_worth_it { threads.count() } else { 1 }, n);
+        let prepared: Vec<_> = x.iter().map(|x| self.prepare(threads, x, w, k)).collect();
+        let is_worth_it = threads.count() > 1 && m * k * x.len() * n >= PARALLEL_THRESHOLD;
+        let block = prepared[0].block(if is_worth_it { threads.count() } else { 1 }, n);
         memory::built(m * n, |out| {
             let blocks = out.columns(n, block).into_iter().enumerate();
             threads.for_each(is_worth_it, blocks, |(i, mut out)| {
-                self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, k);
+                self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, [k, n]);
             });
         })
     }
@@ -110,16 +112,16 @@ impl Products {
     /// Computes the columns in `range` of a product; `out` has every row.
     fn columns<T: Float>(
         self,
-        x: &Prepared<'_>,
+        x: &[Prepared<'_>],
         w: &Storage,
         bias: Option<&[f32]>,
         range: Range<usize>,
         out: &mut Columns<'_, T>,
-        k: usize,
+        [k, n]: [usize; 2],
     ) {
         let bias = bias.map(|bias| &bias[range.clone()]);
         #[cfg(target_arch = "x86_64")]
-        if let (Prepared::Tiles(x), Storage::BF16(w)) = (x, w) {
+        if let ([Prepared::Tiles(x)], Storage::BF16(w)) = (x, w) {
             amx::multiply(x, &w[range.start * k..range.end * k], &mut |block| {
                 let bias = bias.map(|bias| &bias[block.columns.clone()]);
                 for (row, sums) in block.rows.clone().zip(block.sums()) {
@@ -129,14 +131,19 @@ impl Products {
             return;
         }
         let m = out.row_count();
-        let together = Prepared::rows_together(m).min(range.len());
-        let mut sums = vec![0.0; m * together];
+        let together = Prepared::rows_together(m * x.len()).min(range.len());
+        let mut sums = vec![0.0; m * together * x.len()];
         for first in (0..range.len()).step_by(together) {
             let columns = first..range.len().min(first + together);
-            let sums = &mut sums[..m * columns.len()];
-            self.block(x, w, range.start + columns.start..range.start + columns.end, sums, k);
+            let count = m * columns.len();
+            let sums = &mut sums[..count * x.len()];
+            for (leaf, (x, sums)) in x.iter().zip(sums.chunks_exact_mut(count)).enumerate() {
+                let rows = leaf * n + range.start;
+                self.block(x, w, rows + columns.start..rows + columns.end, sums, k);
+            }
+            tree::sum(self.arch, sums, count);
             let bias = bias.map(|bias| &bias[columns.clone()]);
-            for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
+            for (row, sums) in sums[..count].chunks_exact(columns.len()).enumerate() {
                 round(self.arch, sums, bias, &mut out.row(row)[columns.clone()]);
             }
         }

@@ -20,7 +20,7 @@ fn error(set: InstructionSet, threads: usize, dtypes: [DType; 2], [m, k, n]: [us
     let stored = |count, seed, dtype| Storage::rounded(values(count, seed), dtype).unwrap();
     let (x, w) = (stored(m * k, 1, dtypes[0]), stored(n * k, 2, dtypes[1]));
     let threads = Threads::new(threads, "test");
-    let got = Products::new(set).multiply::<f32>(&threads, (&x, &w), None, [m, k, n]);
+    let got = Products::new(set).multiply::<f32>(&threads, (&[&x], &w), None, [m, k, n]);
     let (x, w) = (x.widened(), w.widened());
     let mut largest = 0.0f64;
     for (r, row) in got.chunks_exact(n).enumerate() {
@@ -64,7 +64,7 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
                 let (x, threads) =
                     (Storage::rounded(x.to_vec(), dtype).unwrap(), Threads::new(threads, "test"));
                 let shape = [x.widened().len() / k, k, n];
-                Products::new(set).multiply::<f32>(&threads, (&x, &w), None, shape)
+                Products::new(set).multiply::<f32>(&threads, (&[&x], &w), None, shape)
             };
             // Where another kernel takes over, the order of additions changes.
             let limits: &[usize] = match (set, dtype) {
@@ -93,7 +93,7 @@ fn not_a_number_and_infinity_arrive_in_their_sums_only() {
         let (x, w) = (vec![1.0; m * k], Storage::rounded(w, DType::BF16).unwrap());
         let x = Storage::rounded(x, DType::BF16).unwrap();
         let threads = Threads::new(2, "test");
-        let out = Products::new(set).multiply::<f32>(&threads, (&x, &w), None, [m, k, n]);
+        let out = Products::new(set).multiply::<f32>(&threads, (&[&x], &w), None, [m, k, n]);
         for row in out.chunks_exact(n) {
             assert!(row[1].is_nan() && row[4] == f32::INFINITY, "{set}, {m} rows");
             assert!(row.iter().enumerate().all(|(i, sum)| [1, 4].contains(&i) || *sum == k as f32), "{set}");
@@ -107,10 +107,11 @@ fn empty_products_are_zeros_and_the_bias() {
         let stored = |count| Storage::zeros(count, DType::BF16).unwrap();
         let threads = Threads::new(1, "test");
         let products = Products::new(instruction_set::current());
-        let sums = products.multiply::<f32>(&threads, (&stored(m * k), &stored(n * k)), None, shape);
+        let sums = products.multiply::<f32>(&threads, (&[&stored(m * k)], &stored(n * k)), None, shape);
         assert_eq!(*sums, vec![0.0; m * n]);
         let bias: Vec<f32> = values(n, 3);
-        let sums = products.multiply::<f32>(&threads, (&stored(m * k), &stored(n * k)), Some(&bias), shape);
+        let sums =
+            products.multiply::<f32>(&threads, (&[&stored(m * k)], &stored(n * k)), Some(&bias), shape);
         assert_eq!(*sums, bias.repeat(m));
     }
 }

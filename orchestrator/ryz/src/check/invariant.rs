@@ -1,0 +1,163 @@
+//! Invariant numerics: one small model on every number of ranks that the job allows.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ryzanstein_config::Numerics;
+use ryzanstein_orchestrator::table::{self, Cell, Column, Screen};
+use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager, Rank};
+use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
+use ryzanstein_tensor_parallel::compute::{self, instruction_set};
+use ryzanstein_tensor_parallel::{Error, Llama, LlamaConfig, Passes, legal_world_sizes};
+
+use super::tone;
+use crate::generate::logits_digest;
+
+const DTYPE: DType = DType::BF16;
+const VOCABULARY: usize = 250;
+/// Tokens whose logits are compared, and the length of the chunks in which they are given a second time.
+const TOKENS: usize = 100;
+const CHUNK: usize = 7;
+/// Sequences that are decoded together, and tokens that each gets.
+const SEQUENCES: usize = 4;
+const NEW_TOKENS: usize = 16;
+
+/// The digests of one number of ranks.
+struct Proof {
+    ranks: usize,
+    /// One digest if all ways to compute the same logits agree.
+    digests: BTreeSet<String>,
+}
+
+/// Computes the same logits on 1, 2, 4 and 8 ranks, as many as there are, whole, in chunks and in a batch. Returns the report, and
+/// true if all have the same digest. Every rank calls this.
+pub(super) fn prove(manager: &mut ProcessGroupManager, screen: Screen) -> Result<(String, bool), Error> {
+    let config = config()?;
+    let sizes = legal_world_sizes(&config, manager.roster().world_size(), Numerics::Invariant);
+    let mut proofs = Vec::new();
+    for ranks in sizes {
+        let members: Vec<Rank> = Rank::all(ranks).collect();
+        let mine = match manager.new_group(&members)? {
+            Some(mut group) => Some(digests(&config, Numerics::Invariant, &mut group)?),
+            None => None,
+        };
+        let all = manager.world().all_gather_object(&mine)?;
+        proofs.push(Proof { ranks, digests: all.into_iter().flatten().flatten().collect() });
+    }
+    let all: BTreeSet<&String> = proofs.iter().flat_map(|proof| &proof.digests).collect();
+    let same = all.len() == 1;
+    let rows: Vec<Vec<Cell>> = proofs
+        .iter()
+        .map(|proof| {
+            let digests: Vec<&str> = proof.digests.iter().map(String::as_str).collect();
+            vec![proof.ranks.to_string().into(), digests.join(" ").into()]
+        })
+        .collect();
+    let columns = [Column::right("ranks"), Column::left("SHA-256 of the logits")];
+    let set = instruction_set::invariant(instruction_set::current());
+    let verdict = if same { "the same bits at every size" } else { "THE BITS DIFFER" };
+    let head = format!(
+        "Invariant numerics, {DTYPE}, {set}: {TOKENS} tokens, whole and in chunks of {CHUNK}; {NEW_TOKENS} greedy tokens, alone and \
+         with {} other sequences:",
+        SEQUENCES - 1
+    );
+    let verdict = screen.paint(tone(same), verdict);
+    Ok((
+        format!("{}\n{}{verdict}\n", table::wrap(&head, 0, screen), table::table(&columns, &rows, screen)),
+        same,
+    ))
+}
+
+/// Returns the digests of all logits, each computed in several ways; one digest if the ways agree.
+fn digests(
+    config: &LlamaConfig,
+    numerics: Numerics,
+    group: &mut ProcessGroup,
+) -> Result<BTreeSet<String>, Error> {
+    group.set_numerics(numerics);
+    let (rank, ranks) = (group.rank().index(), group.world_size());
+    let mut source = NoiseSource { rank };
+    let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
+    let compute = compute::for_group(group)?;
+    let model = Arc::new(Llama::from_loader(config.clone(), DTYPE, compute, &mut loader)?);
+    let tokens: Vec<u32> = (0..TOKENS).map(|at| (at * 37 % VOCABULARY) as u32).collect();
+    let mut found = BTreeSet::new();
+    for (chunk, sequences) in [(TOKENS, 1), (CHUNK, 1), (TOKENS, SEQUENCES), (CHUNK, SEQUENCES)] {
+        let mut logits = forced(&model, &tokens, chunk, group)?;
+        logits.extend(greedy(&model, &tokens, sequences, group)?);
+        found.insert(logits_digest(&logits));
+    }
+    Ok(found)
+}
+
+/// Returns the logits after each token.
+fn forced(
+    model: &Arc<Llama>,
+    tokens: &[u32],
+    chunk: usize,
+    group: &mut ProcessGroup,
+) -> Result<Vec<f32>, Error> {
+    let mut cache = model.cache(tokens.len())?;
+    let mut logits = Vec::new();
+    for part in tokens.chunks(chunk) {
+        logits.extend_from_slice(&model.forward(part, &mut cache, group)?.values()?);
+    }
+    Ok(logits)
+}
+
+/// Returns the logits of the first sequence; others with prompts of other lengths are decoded with it.
+fn greedy(
+    model: &Arc<Llama>,
+    tokens: &[u32],
+    sequences: usize,
+    group: &mut ProcessGroup,
+) -> Result<Vec<f32>, Error> {
+    let mut decoder = model.decoder(sequences, TOKENS + NEW_TOKENS, Passes::Graph)?;
+    let prompts: Vec<_> = (0..sequences).map(|i| (i, &tokens[..TOKENS / (i + 1)])).collect();
+    let mut seen = Vec::new();
+    let mut logits = decoder.step(&prompts, group)?.values()?.into_owned();
+    for _ in 0..NEW_TOKENS {
+        seen.extend_from_slice(&logits[..VOCABULARY]);
+        let next: Vec<_> = logits.chunks_exact(VOCABULARY).map(likeliest).enumerate().collect();
+        logits = decoder.decode(&next, group)?.values()?.into_owned();
+    }
+    Ok(seen)
+}
+
+/// Returns the token with the greatest logit, the lowest one of a tie.
+fn likeliest(logits: &[f32]) -> u32 {
+    (0..logits.len()).fold(0, |best, token| if logits[token] > logits[best] { token } else { best }) as u32
+}
+
+/// A model whose sums are long enough to be rounded often.
+fn config() -> Result<LlamaConfig, Error> {
+    let json = format!(
+        r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 640,
+            "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+            "vocab_size": {VOCABULARY}, "hidden_act": "silu", "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "tie_word_embeddings": false}}"#
+    );
+    LlamaConfig::from_json("the check's own config.json".as_ref(), &json, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_equal_with_invariant_numerics_and_differ_with_fast_ones() {
+        let config = config().unwrap();
+        let on = |ranks, numerics| -> BTreeSet<String> {
+            std::thread::scope(|scope| {
+                let ranks = ProcessGroup::loopback(ranks).into_iter().map(|mut group| {
+                    let config = &config;
+                    scope.spawn(move || digests(config, numerics, &mut group).unwrap())
+                });
+                ranks.collect::<Vec<_>>().into_iter().flat_map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        let alone = on(1, Numerics::Invariant);
+        assert_eq!((alone.len(), &on(2, Numerics::Invariant)), (1, &alone));
+        assert_ne!(on(2, Numerics::Fast), on(1, Numerics::Fast));
+    }
+}

@@ -1,0 +1,207 @@
+//! Invariant numerics: the same bits with every number of ranks, batch, chunking and path.
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::slice;
+use std::sync::Arc;
+
+use ryzanstein_config::{BackendChoice, InstructionSet, Numerics};
+use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager};
+use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
+use ryzanstein_tensor_parallel::compute::instruction_set;
+use ryzanstein_tensor_parallel::{
+    Host, Llama, LlamaConfig, ModelGroups, Passes, check_world_size, legal_world_sizes,
+};
+use ryzanstein_tests::batch::{mixed, staggered};
+use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
+use ryzanstein_tests::{config, on_loopback, sockets, with_ranks};
+
+/// Logits by position.
+type Rows = BTreeMap<usize, Vec<u32>>;
+
+/// A model whose sums are long enough to be rounded often. `heads` and key/value heads determine its world sizes.
+fn shape(heads: usize, kv_heads: usize) -> LlamaConfig {
+    let json = format!(
+        r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": {hidden},
+            "intermediate_size": {intermediate}, "num_hidden_layers": 2, "num_attention_heads": {heads},
+            "num_key_value_heads": {kv_heads}, "head_dim": 16, "vocab_size": 250, "hidden_act": "silu",
+            "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "tie_word_embeddings": false}}"#,
+        hidden = heads * 16,
+        intermediate = heads * 40,
+    );
+    LlamaConfig::from_json("the test's own config.json".as_ref(), &json, None).unwrap()
+}
+
+fn made(
+    shape: &LlamaConfig,
+    dtype: DType,
+    (set, numerics): (InstructionSet, Numerics),
+    group: &ProcessGroup,
+) -> Arc<Llama> {
+    let (rank, ranks) = (group.rank().index(), group.world_size());
+    let mut source = NoiseSource { rank };
+    let mut loader = Loader::new(&mut source, rank, ranks, dtype);
+    let compute = Box::new(Host::with_numerics(1, set, numerics));
+    Arc::new(Llama::from_loader(shape.clone(), dtype, compute, &mut loader).unwrap())
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn tokens(count: usize, start: usize) -> Vec<u32> {
+    (start..start + count).map(|i| (i * 37 % 250) as u32).collect()
+}
+
+/// The logits after each token, with the tokens in chunks.
+fn forced(model: &Arc<Llama>, tokens: &[u32], chunk: usize, group: &mut dyn ModelGroups) -> Vec<u32> {
+    let mut cache = model.cache(tokens.len()).unwrap();
+    let forward = |part| bits(&model.forward(part, &mut cache, group).unwrap().values().unwrap());
+    tokens.chunks(chunk).flat_map(forward).collect()
+}
+
+/// The logits of greedy decoding of several prompts together, by prompt.
+fn greedy(model: &Arc<Llama>, prompts: &[Vec<u32>], steps: usize, group: &mut ProcessGroup) -> Vec<Vec<u32>> {
+    let mut decoder = model.decoder(prompts.len(), 128, Passes::Graph).unwrap();
+    let mut seen = vec![Vec::new(); prompts.len()];
+    let pairs: Vec<_> = prompts.iter().enumerate().map(|(i, prompt)| (i, &prompt[..])).collect();
+    let mut logits = decoder.step(&pairs, group).unwrap().values().unwrap().into_owned();
+    for _ in 0..steps {
+        let mut next = Vec::new();
+        for (i, row) in logits.chunks_exact(250).enumerate() {
+            seen[i].extend(bits(row));
+            let best = (0..250).fold(0, |best, id| if row[id] > row[best] { id } else { best });
+            next.push((i, best as u32));
+        }
+        logits = decoder.decode(&next, group).unwrap().values().unwrap().into_owned();
+    }
+    seen
+}
+
+#[test]
+fn logits_are_the_same_at_every_world_size_batch_and_chunking_with_every_instruction_set() {
+    let shapes = [(shape(8, 4), vec![1, 2, 4, 8]), (shape(6, 3), vec![1, 3, 6])];
+    let (text, prompts) = (tokens(70, 3), [1, 9, 2, 30, 64, 65, 5, 17].map(|n| tokens(n, 11 * n)));
+    for (shape, sizes) in &shapes {
+        assert_eq!(legal_world_sizes(shape, 16, Numerics::Invariant), *sizes);
+        for dtype in [DType::BF16, DType::F32] {
+            for set in instruction_set::supported() {
+                let arithmetic = (set, Numerics::Invariant);
+                let alone = on_loopback(1, |group| {
+                    let model = made(shape, dtype, arithmetic, group);
+                    let each = prompts.iter().map(|p| greedy(&model, slice::from_ref(p), 3, group).remove(0));
+                    let each: Vec<_> = each.collect();
+                    (forced(&model, &text, text.len(), group), each)
+                });
+                let (whole, each) = &alone[0];
+                for size in sizes {
+                    on_loopback(*size, |group| {
+                        let model = made(shape, dtype, arithmetic, group);
+                        for chunk in [1, 7, 64, text.len()] {
+                            let got = forced(&model, &text, chunk, group);
+                            assert!(got == *whole, "{size} ranks, chunks of {chunk}, {dtype}, {set}");
+                        }
+                        let together = greedy(&model, &prompts, 3, group);
+                        assert!(
+                            together == *each,
+                            "{size} ranks, batch of {}, {dtype}, {set}",
+                            prompts.len()
+                        );
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn fast_numerics_have_other_bits_with_another_number_of_ranks() {
+    let text = tokens(40, 3);
+    let logits = |ranks| {
+        let arithmetic = (instruction_set::current(), Numerics::Fast);
+        on_loopback(ranks, |group| {
+            let model = made(&shape(8, 4), DType::BF16, arithmetic, group);
+            forced(&model, &text, text.len(), group)
+        })
+        .remove(0)
+    };
+    assert!(logits(1) != logits(2));
+}
+
+#[test]
+fn every_fixture_has_its_own_bits_in_passes_of_all_kinds_at_every_world_size() {
+    for name in fixtures().chain(rope_fixtures()) {
+        let expected = Expected::read(name);
+        let settings = LlamaConfig::from_folder(&folder(name)).unwrap();
+        // A scale of the angles that depends on the length of the text makes a prompt differ from its parts.
+        let is_stepwise = expected.stepwise.is_some();
+        for dtype in [DType::F32, DType::BF16] {
+            let run = |group: &mut ProcessGroup| -> Rows {
+                group.set_numerics(Numerics::Invariant);
+                let model = Arc::new(Llama::load(&folder(name), Some(dtype), group).unwrap());
+                let whole = forced(&model, &expected.input(), usize::MAX, group);
+                let rows = whole.chunks_exact(expected.vocabulary).map(<[u32]>::to_vec).enumerate();
+                let rows: Rows = rows.collect();
+                if !is_stepwise {
+                    let mut passes = staggered(&model, &expected, Passes::Graph, group);
+                    passes.extend(mixed(&model, &expected, Passes::Eager, group));
+                    for (position, row) in passes {
+                        let got = bits(&row);
+                        assert!(
+                            got == rows[&position],
+                            "{name}, {}, position {position}",
+                            group.world_size()
+                        );
+                    }
+                }
+                rows
+            };
+            let alone = on_loopback(1, run).remove(0);
+            for size in legal_world_sizes(&settings, 8, Numerics::Invariant) {
+                for rows in on_loopback(size, run) {
+                    assert!(rows == alone, "{name}, {dtype}, {size} ranks");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_setting_reaches_models_of_groups_on_shared_memory_and_on_sockets() {
+    let name = "llama-gqa";
+    let expected = Expected::read(name);
+    let run = |group: &mut ProcessGroup| {
+        assert_eq!(group.numerics(), Numerics::Invariant);
+        let model = Arc::new(Llama::load(&folder(name), Some(DType::BF16), group).unwrap());
+        forced(&model, &expected.input(), usize::MAX, group)
+    };
+    let alone = on_loopback(1, |group| {
+        group.set_numerics(Numerics::Invariant);
+        run(group)
+    });
+    for mut config in [config(BackendChoice::Tcp), sockets()] {
+        config.model.numerics = Numerics::Invariant;
+        for got in with_ranks(&config, 2, |mut manager| run(manager.tensor_parallel())) {
+            assert!(got == alone[0]);
+        }
+        config.layout.tensor_parallel = None;
+        config.layout.pipeline_parallel = NonZero::new(2).unwrap();
+        let staged = |mut manager: ProcessGroupManager| {
+            let model = Arc::new(Llama::load(&folder(name), Some(DType::BF16), &mut manager).unwrap());
+            forced(&model, &expected.input(), usize::MAX, &mut manager)
+        };
+        for got in with_ranks(&config, 4, staged) {
+            assert!(got == alone[0]);
+        }
+    }
+}
+
+#[test]
+fn a_number_of_ranks_that_adds_no_subtrees_is_refused_with_the_legal_ones() {
+    let twelve = shape(12, 4);
+    assert!(legal_world_sizes(&twelve, 12, Numerics::Fast).contains(&12));
+    let error = check_world_size(&twelve, 12, Numerics::Invariant).unwrap_err().to_string();
+    assert!(error.contains("each of 12 ranks would not add a whole subtree"), "{error}");
+    assert!(error.contains("legal sizes for this model: 1, 2, 4"), "{error}");
+}
