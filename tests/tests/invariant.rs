@@ -10,7 +10,7 @@ use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute::instruction_set;
 use ryzanstein_tensor_parallel::{
-    Host, Llama, LlamaConfig, ModelGroups, Passes, check_world_size, legal_world_sizes,
+    GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, check_world_size, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
@@ -143,6 +143,24 @@ fn every_fixture_has_its_own_bits_in_passes_of_all_kinds_at_every_world_size() {
                 let whole = forced(&model, &expected.input(), usize::MAX, group);
                 let rows = whole.chunks_exact(expected.vocabulary).map(<[u32]>::to_vec).enumerate();
                 let rows: Rows = rows.collect();
+                if dtype == DType::F32 {
+                    assert_eq!(whole.len(), expected.logits.len());
+                    for (got, want) in whole.iter().map(|bits| f32::from_bits(*bits)).zip(&expected.logits) {
+                        assert!(
+                            (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),
+                            "{name}: {got}, and should be {want}"
+                        );
+                    }
+                    let options = GenerateOptions {
+                        max_new_tokens: expected.tokens.len(),
+                        ..GenerateOptions::default()
+                    };
+                    assert_eq!(
+                        model.generate(&expected.prompt, &options, group).unwrap().tokens,
+                        expected.tokens,
+                        "{name}"
+                    );
+                }
                 if !is_stepwise {
                     let mut passes = staggered(&model, &expected, Passes::Graph, group);
                     passes.extend(mixed(&model, &expected, Passes::Eager, group));

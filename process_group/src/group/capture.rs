@@ -19,9 +19,9 @@ pub struct CapturedCalls {
 
 impl ProcessGroup {
     /// Chooses whether graphs that are captured from now on time some of their calls, as `profile.graphs` does at the start. The events
-    /// around such a call take some 20 µs of every replay.
-    pub fn set_graph_timing(&mut self, is_timed: bool) {
-        self.info.times_graphs = is_timed;
+    /// around such a call take some 20 µs of every replay. Returns the choice before.
+    pub fn set_graph_timing(&mut self, is_timed: bool) -> bool {
+        std::mem::replace(&mut self.info.times_graphs, is_timed)
     }
 
     /// Records the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can repeat them.

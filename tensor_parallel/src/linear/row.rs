@@ -96,11 +96,8 @@ impl RowParallelLinear {
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let mut y = match self.leaves {
             Some(leaves) => self.sum_of_leaves(x, leaves, compute, group)?,
-            None => self.term(x, compute)?,
+            None => self.sum(x, compute, group)?,
         };
-        if self.options.reduce_results && self.leaves.is_none() {
-            group.all_reduce_sum(&mut y)?;
-        }
         if let Some(bias) = &self.bias {
             compute.add(&mut y, bias)?;
         }
@@ -135,6 +132,15 @@ impl RowParallelLinear {
         }
         let y = self.forward(x, compute, group)?;
         compute.add_norm(residual, &y, norm.weight(), norm.epsilon())
+    }
+
+    /// Returns the sum over all ranks, or without `reduce_results` this rank's term of it.
+    fn sum(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
+        let mut y = self.term(x, compute)?;
+        if self.options.reduce_results {
+            group.all_reduce_sum(&mut y)?;
+        }
+        Ok(y)
     }
 
     /// Returns this rank's term of the sum.

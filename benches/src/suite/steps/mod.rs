@@ -243,7 +243,7 @@ impl Step {
         let mut total = seconds.iter().sum();
         if sharded.group.device().is_some() && matches!(self, Self::Decode(_)) {
             // Once more, with events around calls, which make a pass longer.
-            sharded.group.set_graph_timing(true);
+            let before = sharded.group.set_graph_timing(true);
             sharded = self.side(model, request, sharded.group)?;
             total = 0.0;
             for at in 0..warm_up + request.steps {
@@ -253,7 +253,7 @@ impl Step {
                 let (took, _) = self.run(&mut sharded, request, at)?;
                 total += if at < warm_up { 0.0 } else { took };
             }
-            sharded.group.set_graph_timing(false);
+            sharded.group.set_graph_timing(before);
         }
         let communication = Communication::new(&profile.rows(), total, seconds.len());
         let all = sharded.group.all_gather_object(&Measured { seconds, alone, communication })?;
