@@ -10,7 +10,6 @@ use crate::command::screen;
 use crate::command::settings;
 
 const EXAMPLES: &str = "Examples:
-  ryz check -n 4
   ryz check -n 4 --strict
   ryz check -n 4 --invariant
   srun -K1 ryz check
