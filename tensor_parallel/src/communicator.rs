@@ -53,8 +53,8 @@ pub trait Communicator {
     /// Returns [`Error::Communicator`] or [`Error::Group`] if the communication fails.
     fn all_reduce_sum(&mut self, values: &mut dyn BufferMut) -> Result<()>;
 
-    /// Writes the values of all ranks into `all`, in the order of the ranks. Only [`ParallelLmHead`] and layers with
-    /// [`gather_output`] call it.
+    /// Writes the values of all ranks into `all`, in the order of the ranks. Only [`ParallelLmHead`], layers with
+    /// [`gather_output`], and row-parallel layers with invariant numerics call it.
     ///
     /// # Errors
     /// As [`all_reduce_sum`](Self::all_reduce_sum). The default returns an error.

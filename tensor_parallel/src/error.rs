@@ -176,8 +176,8 @@ pub enum ConfigurationError {
     NoFolder,
     /// Invariant numerics on a device, or in arithmetic, that adds in other orders.
     #[error(
-        "model.numerics = invariant is for CPUs: on GPUs the order of sums depends on the shapes; set it to fast, or \
-         process_group.backend to tcp"
+        "model.numerics = invariant is for our arithmetic on CPUs: elsewhere, as on GPUs, the order of sums depends on the shapes; set \
+         it to fast, or process_group.backend to tcp"
     )]
     FastOnly,
     /// Ranks that compute in different ways, so that sums differ in their last bits.

@@ -1,5 +1,6 @@
 //! Invariant numerics: the same bits with every number of ranks, batch, chunking and path.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::slice;
@@ -201,6 +202,21 @@ fn the_setting_reaches_models_of_groups_on_shared_memory_and_on_sockets() {
     for mut config in [config(BackendChoice::Tcp), sockets()] {
         config.model.numerics = Numerics::Invariant;
         for got in with_ranks(&config, 2, |mut manager| run(manager.tensor_parallel())) {
+            assert!(got == alone[0]);
+        }
+        // The numerics of the group that shares the layers count.
+        let mut fast = config.clone();
+        fast.model.numerics = Numerics::Fast;
+        let chosen = |mut manager: ProcessGroupManager| {
+            manager.tensor_parallel().set_numerics(Numerics::Invariant);
+            let counts = RefCell::new(Vec::new());
+            let on_tensor = |read, all| counts.borrow_mut().push((read, all));
+            let model = Llama::load_with(&folder(name), Some(DType::BF16), &mut manager, on_tensor).unwrap();
+            let (read, all) = counts.into_inner().pop().unwrap();
+            assert_eq!(read, all);
+            forced(&Arc::new(model), &expected.input(), usize::MAX, &mut manager)
+        };
+        for got in with_ranks(&fast, 2, chosen) {
             assert!(got == alone[0]);
         }
         config.layout.tensor_parallel = None;

@@ -404,8 +404,7 @@ pub fn run(
         all.truncate(prompt.len() + generated.tokens.len().saturating_sub(1));
         let mut cache = model.cache(all.len())?;
         let logits = model.forward(&all, &mut cache, manager)?;
-        digest = request
-            .logits_digest
+        digest = (is_first && request.logits_digest)
             .then(|| logits.values().map(|values| logits_digest(&values)))
             .transpose()?;
         if let Some(file) = request.logits_out.as_deref().filter(|_| is_first) {

@@ -313,7 +313,7 @@ impl<'a> Loader<'a> {
     /// Returns the loader with another number of equal parts in which row-parallel layers with invariant numerics add their inputs as
     /// a [tree](crate::shard::split_leaves); the default is 8. It must not depend on the world size.
     #[must_use]
-    pub fn with_leaves(self, leaves: usize) -> Self {
+    pub(crate) fn with_leaves(self, leaves: usize) -> Self {
         Self { leaves, ..self }
     }
 
@@ -354,7 +354,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Returns the number of parts of the sums of invariant numerics.
-    pub fn leaves(&self) -> usize {
+    pub(crate) fn leaves(&self) -> usize {
         self.leaves
     }
 

@@ -94,6 +94,9 @@ impl Compute for Host {
     }
 
     fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> Result<Tensor> {
+        if self.numerics != Numerics::Invariant {
+            return Err(ConfigurationError::FastOnly.into());
+        }
         let [m, k, n] = shapes::linear_of_leaves(x, weight, leaves)?;
         let parts = (0..leaves).map(|leaf| self.slice_columns(x, leaf * k..(leaf + 1) * k));
         let parts = parts.collect::<Result<Vec<_>>>()?;

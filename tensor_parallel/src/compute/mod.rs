@@ -34,8 +34,13 @@ use crate::threads;
 /// # Errors
 /// Returns an error if the group has a GPU that cannot compute, or invariant numerics on a GPU.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
+    for_ranks(group, group.numerics())
+}
+
+/// Returns the arithmetic of [`for_group`] with the numerics of another group, whose members are among those of `group`.
+pub(crate) fn for_ranks(group: &ProcessGroup, numerics: Numerics) -> Result<Box<dyn Compute>> {
     let threads = threads::per_rank(group.sharing_cpus());
-    match (group.device(), group.numerics()) {
+    match (group.device(), numerics) {
         (Some(_), Numerics::Invariant) => Err(ConfigurationError::FastOnly.into()),
         (Some(device), Numerics::Fast) => Ok(Box::new(Cuda::new(device, threads)?)),
         (None, numerics) => Ok(Box::new(Host::with_numerics(threads, instruction_set::current(), numerics))),

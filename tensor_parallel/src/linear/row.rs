@@ -88,7 +88,7 @@ impl RowParallelLinear {
         Ok(Self { weight, leaves, bias, inputs: mine, options })
     }
 
-    /// Returns the sum over all ranks, by one all-reduce, plus the bias. Without `reduce_results`, returns this rank's term of
+    /// Returns the sum over all ranks, by one all-reduce or, with invariant numerics, one all-gather, plus the bias. Without `reduce_results`, returns this rank's term of
     /// the sum.
     ///
     /// # Errors

@@ -201,11 +201,11 @@ impl Llama {
         let prepared = prepare(directory, dtype, place, reader).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
             check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), groups)?;
-        check_arithmetic(groups)?;
+        check_arithmetic(place.numerics, groups)?;
         let source = LocalSource { checkpoint: &checkpoint, rank: place.rank };
         let all = stage_tensors(&config, place.stage)?.len();
-        let mut source = ObservedSource { source, read: 0, all, on_tensor };
-        let compute = compute::for_group(groups.world());
+        let mut source = ObservedSource { source, last: String::new(), read: 0, all, on_tensor };
+        let compute = compute::for_ranks(groups.world(), place.numerics);
         let model = compute.and_then(|compute| build(config, &plan, compute, &mut source, place));
         let model = check_all_ranks(model, groups)?;
         let model = model.reported(Some(&checkpoint), started);
@@ -227,7 +227,7 @@ impl Llama {
         root: Rank,
         groups: &mut dyn ModelGroups,
     ) -> Result<Self> {
-        Self::load_from_root_on(directory, dtype, root, groups, compute::for_group)
+        Self::load_from_root_on(directory, dtype, root, groups, compute::for_ranks)
     }
 
     fn load_from_root_on(
@@ -235,7 +235,7 @@ impl Llama {
         dtype: Option<DType>,
         root: Rank,
         groups: &mut dyn ModelGroups,
-        compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,
+        compute: impl FnOnce(&ProcessGroup, Numerics) -> Result<Box<dyn Compute>>,
     ) -> Result<Self> {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
@@ -250,14 +250,14 @@ impl Llama {
             Ok((plan, config, _)) => Ok((plan.clone(), config.tied_embeddings)),
             Err(error) => Err(RemoteError::from(error)),
         });
-        check_arithmetic(world)?;
+        check_arithmetic(place.numerics, world)?;
         let told: Result<(Plan, bool), RemoteError> = world.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
         let (plan, tied_embeddings) =
             told.map_err(|source| Error::Peer { rank: world.members()[root.index()], source })?;
         let config = LlamaConfig { tied_embeddings, ..plan.parse(Path::new("config.json"))? };
         // The root sends to every rank and every rank waits for the root, so all must be ready.
-        let compute = check_all_ranks(compute(world), world)?;
+        let compute = check_all_ranks(compute(world, place.numerics), world)?;
         let mut source = RootSource::new(checkpoint.as_ref(), root, place.rank, world);
         let model = build(config, &plan, compute, &mut source, place);
         let model = source.finish(model)?;
@@ -312,6 +312,8 @@ impl Llama {
 /// Reports each tensor that has been read.
 struct ObservedSource<'a, F> {
     source: LocalSource<'a>,
+    /// The tensor that was read last, of which there may be several slices.
+    last: String,
     read: usize,
     all: usize,
     on_tensor: F,
@@ -320,8 +322,11 @@ struct ObservedSource<'a, F> {
 impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         self.source.fill(tensor, target, at)?;
-        self.read += 1;
-        (self.on_tensor)(self.read, self.all);
+        if self.last != tensor.name {
+            tensor.name.clone_into(&mut self.last);
+            self.read += 1;
+            (self.on_tensor)(self.read, self.all);
+        }
         Ok(())
     }
 }
@@ -362,9 +367,9 @@ pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) 
 }
 
 /// Fails on all ranks if their CPUs would add in different orders. GPUs of one group are of the same type.
-fn check_arithmetic(groups: &mut dyn ModelGroups) -> Result<()> {
+fn check_arithmetic(numerics: Numerics, groups: &mut dyn ModelGroups) -> Result<()> {
     let group = groups.tensor();
-    let mine = match (group.device(), group.numerics()) {
+    let mine = match (group.device(), numerics) {
         (Some(_), numerics) => format!("{numerics} numerics"),
         (None, Numerics::Fast) => format!("fast numerics and {}", instruction_set::current()),
         (None, Numerics::Invariant) => {

@@ -95,7 +95,7 @@ pub fn legal_world_sizes(config: &LlamaConfig, most: usize, numerics: Numerics) 
     (1..=most).filter(|n| check(config, *n, numerics).is_ok()).collect()
 }
 
-/// Returns the number of all-reduces of `[tokens, hidden]` in a forward pass: one for the embedding, and two per layer.
+/// Returns the number of all-reduces of `[tokens, hidden]` in a forward pass with fast numerics: one for the embedding, and two per layer.
 pub fn all_reduces(config: &LlamaConfig) -> usize {
     2 * config.layers + 1
 }

@@ -161,6 +161,9 @@ pub fn run(
     let is_first = manager.rank() == Rank(0);
     let mut alone = if is_first { manager.new_group(&[Rank(0)])? } else { None };
     let group = manager.world();
+    for group in alone.iter_mut().chain([&mut *group]) {
+        group.set_numerics(Numerics::Fast);
+    }
     let mut rows = Vec::new();
     for shape in &request.shapes {
         let config = shape.config(request.layers)?;

@@ -1,7 +1,7 @@
 //! `ryz check`: a rank's self-check, and the default job of `ryz launch`.
 //!
 //! Validates every path by value, compares a sharded Llama block with the unsharded one, and compares latencies of
-//! all-reduce and broadcast with the documented targets. On request it proves that the number of ranks does not change a bit. A wrong value is a failure; a missed target is a verdict.
+//! all-reduce and broadcast with the documented targets. On request it compares the bits of a model on several numbers of ranks. A wrong value is a failure; a missed target is a verdict.
 
 mod block;
 mod invariant;
@@ -22,7 +22,7 @@ pub struct Options<'a> {
     pub job: &'a str,
     /// True to compare latencies with the documented targets on CPUs too. The targets are for GPUs.
     pub targets: bool,
-    /// True to prove invariant numerics, on CPUs.
+    /// True to check invariant numerics, on CPUs.
     pub invariant: bool,
     /// The destination of the report.
     pub screen: Screen,
@@ -71,7 +71,7 @@ pub fn run(
 
     let mut invariant = true;
     if options.invariant {
-        let (report, same) = invariant::prove(orchestrator.manager(), screen)?;
+        let (report, same) = invariant::compare(orchestrator.manager(), screen)?;
         tell(&format!("\n{report}"));
         invariant = same;
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::generate::{self, PreparedPrompt, Prompt, Request, Response};
 use anyhow::Context as _;
 use ryzanstein_benches::communication::{Communication, JobContext};
-use ryzanstein_config::{ModelConfig, WorldSize};
+use ryzanstein_config::{ModelConfig, Source, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::rendezvous::Environment;
@@ -84,13 +84,13 @@ pub(crate) struct Args {
     /// Stream text, or print one line of JSON at the end [default: text on a terminal, else json]
     #[arg(long, value_enum, value_name = "FORMAT", help_heading = OUTPUT)]
     format: Option<Format>,
-    /// Print a table of the collectives and their times at the end
+    /// Print a table of the collectives and their times at the end; calls in CUDA graphs are timed too, which slows them
     #[arg(long, help_heading = OUTPUT)]
     profile: bool,
     /// Write the logits of every position to this safetensors file
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     logits_out: Option<PathBuf>,
-    /// Print the SHA-256 of these logits, as f32; with model.numerics = invariant, every number of ranks has the same
+    /// Print the SHA-256 of these logits, as f32; with model.numerics = invariant, every legal number of ranks has the same
     #[arg(long, help_heading = OUTPUT)]
     logits_digest: bool,
     /// Type of activations: f32, f16 or bf16 [default: that of the weights]
@@ -178,7 +178,6 @@ impl Args {
         settings::set_flag(&mut flags, "layout.pipeline_parallel", "--pipeline-parallel", stages);
         settings::set_flag(&mut flags, "model.graph", "--no-graph", self.no_graph.then_some("false"));
         settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
-        settings::set_flag(&mut flags, "profile.graphs", "--profile", self.profile.then_some("true"));
         flags
     }
 }
@@ -186,6 +185,9 @@ impl Args {
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(args.flags())?;
     settings::silence_slow_call_warnings(&mut config);
+    if args.profile && config.source_of("profile.graphs") == Some(Source::Default) {
+        config.profile.graphs = true;
+    }
     screen.set_log_level(&mut config);
     let environment = settings::environment();
     let model =

@@ -113,6 +113,14 @@ fn the_digest_of_logits_is_the_same_on_all_numbers_of_ranks_with_invariant_numer
 }
 
 #[test]
+fn a_check_of_any_number_of_ranks_passes_with_invariant_numerics() {
+    let environment = [("RYZ_MODEL__NUMERICS", "invariant")];
+    let output = Run::new(&["check", "-n", "3", "--backend", "tcp", "--invariant"], &environment).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("the same bits at every size"), "{}", text(&output.stdout));
+}
+
+#[test]
 fn a_number_of_ranks_that_invariant_numerics_cannot_have_is_refused_before_anything_is_started() {
     let model = folder("mistral-window");
     let arguments = ["generate", "--model", model.to_str().expect("a path"), "-n", "8", "--token-ids", "1"];

@@ -108,7 +108,7 @@ fn load(
         let mut manager = ProcessGroupManager::initialize(&config, &rendezvous).unwrap();
         let group = manager.world();
         let is_broken = group.rank().index() == broken;
-        let compute = |_: &ProcessGroup| if is_broken { compute() } else { Ok(Box::new(Host::new(1)) as _) };
+        let compute = |_: &ProcessGroup, _| if is_broken { compute() } else { Ok(Box::new(Host::new(1)) as _) };
         let error = Llama::load_from_root_on(Some(&folder), None, Rank(0), group, compute).unwrap_err();
         // Not before the others have received the error, or they would report a lost rank instead.
         manager.store_barrier("heard", Duration::from_secs(60)).unwrap();
@@ -156,7 +156,8 @@ fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
     let mut groups = ProcessGroup::loopback(1);
     let group = &mut groups[0];
     let mut logits = |compute: Box<dyn Compute>| {
-        let model = Llama::load_from_root_on(Some(&folder), None, Rank(0), group, |_| Ok(compute)).unwrap();
+        let model =
+            Llama::load_from_root_on(Some(&folder), None, Rank(0), group, |_, _| Ok(compute)).unwrap();
         let mut cache = model.cache(3).unwrap();
         model.forward(&[1, 2, 3], &mut cache, group).unwrap().values().unwrap().into_owned()
     };
