@@ -32,9 +32,30 @@ pub struct Explanation {
 
 /// Explains an error's message by the entry that explains most; `None` if it is unknown, or explains itself.
 pub fn explain(message: &str) -> Option<Explanation> {
+    // What a library wrote before, such as a connection that it retried, does not explain an error of the program itself.
+    let last = message.lines().next_back().filter(|line| is_of_program(line));
+    let message = last.unwrap_or(message);
     let entry = find(message).filter(|entry| !entry.is_plain)?;
     let remedy = Some(&*entry.remedy).filter(|remedy| !message.contains(remedy));
     Some(Explanation { id: &entry.id, cause: &entry.cause, remedy })
+}
+
+/// Returns true for an exception of Python that no library of communication raises.
+fn is_of_program(line: &str) -> bool {
+    const EXCEPTIONS: [&str; 10] = [
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "TypeError",
+        "ValueError",
+        "ZeroDivisionError",
+    ];
+    let name = line.split(": ").find(|part| !part.starts_with('['));
+    name.is_some_and(|name| EXCEPTIONS.contains(&name.trim()))
 }
 
 /// Returns true if the last error of a text says that another process is the origin of its failure.
@@ -176,6 +197,14 @@ pub fn list_json() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exception_of_the_program_is_not_explained_by_what_a_library_wrote_before() {
+        let retried = "[c10d] The client socket has timed out after 3000ms while trying to connect to (127.0.0.1, 46423).";
+        assert!(explain(retried).is_some());
+        assert!(explain(&format!("{retried}\n[rank2]: ValueError: bad batch")).is_none());
+        assert!(explain(&format!("{retried}\nRuntimeError: stopped")).is_some());
+    }
 
     #[test]
     fn a_remedy_that_the_message_has_is_not_said_again() {

@@ -407,7 +407,7 @@ impl Core {
     }
 
     /// Returns the rank that a rank gave up because of: one that is stopped, the one that it blames, or else, if it blames none, one
-    /// that left with success before, or the only one that has not failed. Ranks of other nodes are unknown here, so the last two
+    /// that left with success before, or the only one that has not failed and has not waited in vain. Ranks of other nodes are unknown here, so the last two
     /// hold only without other nodes.
     fn culprit(&self, gave_up: Rank) -> Option<Rank> {
         let failed = self.exits.get(&gave_up)?;
@@ -423,7 +423,9 @@ impl Core {
             return blamed.filter(|rank| is_there(rank) || has_left(rank));
         }
         let left = self.exits.iter().filter(|(_, e)| e.exit.is_success() && e.sequence < failed.sequence);
-        let mut others = self.ranks.iter().copied().filter(is_there);
+        // One that waited in vain itself may have got the signal before it exited.
+        let waited = |rank: &Rank| self.exits.get(rank).is_some_and(|ended| ended.origin == Origin::Another);
+        let mut others = self.ranks.iter().copied().filter(|rank| is_there(rank) && !waited(rank));
         let inferred = left
             .min_by_key(|(_, ended)| ended.sequence)
             .map(|(rank, _)| *rank)

@@ -319,6 +319,14 @@ fn a_rank_that_waited_in_vain_is_the_first_failure_if_nothing_is_known_of_the_ot
     core.handle(ms(501), ends(0, Exit::Signal(15)));
     let actions = core.handle(ms(502), ends(2, Exit::Signal(15)));
     assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(1)))));
+    // But one of them told that it waited too, and got the signal before it exited.
+    let mut core = job(3, 0);
+    core.handle(ms(0), waited(1));
+    core.handle(ms(500), Event::Tick);
+    let told = Event::Exited { rank: Rank(0), exit: Exit::Signal(15), origin: Origin::Another };
+    core.handle(ms(501), told);
+    let actions = core.handle(ms(502), ends(2, Exit::Signal(15)));
+    assert_eq!(culprit(&actions), Some((Rank(2), None)));
     // A failure of its own explains more than a stop that may be by chance.
     let mut core = job(2, 0);
     core.handle(ms(0), Event::Stopped(Rank(0), 19));

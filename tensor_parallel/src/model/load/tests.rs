@@ -108,7 +108,8 @@ fn load(
         let mut manager = ProcessGroupManager::initialize(&config, &rendezvous).unwrap();
         let group = manager.world();
         let is_broken = group.rank().index() == broken;
-        let compute = |_: &ProcessGroup, _| if is_broken { compute() } else { Ok(Box::new(Host::new(1)) as _) };
+        let compute =
+            |_: &ProcessGroup, _| if is_broken { compute() } else { Ok(Box::new(Host::new(1)) as _) };
         let error = Llama::load_from_root_on(Some(&folder), None, Rank(0), group, compute).unwrap_err();
         // Not before the others have received the error, or they would report a lost rank instead.
         manager.store_barrier("heard", Duration::from_secs(60)).unwrap();
