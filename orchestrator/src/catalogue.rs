@@ -40,7 +40,7 @@ pub fn explain(message: &str) -> Option<Explanation> {
     Some(Explanation { id: &entry.id, cause: &entry.cause, remedy })
 }
 
-/// Returns true for an exception of Python that no library of communication raises.
+/// Returns true for an exception of Python that tells of a mistake in the program. Its own line explains it, or nothing does.
 fn is_of_program(line: &str) -> bool {
     const EXCEPTIONS: [&str; 10] = [
         "ArithmeticError",

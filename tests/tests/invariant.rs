@@ -10,8 +10,10 @@ use ryzanstein_config::{BackendChoice, InstructionSet, Numerics};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute::instruction_set;
+use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{
-    GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, check_world_size, legal_world_sizes,
+    GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, Sampling, check_world_size,
+    legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
@@ -65,6 +67,7 @@ fn forced(model: &Arc<Llama>, tokens: &[u32], chunk: usize, group: &mut dyn Mode
 /// The logits of greedy decoding of several prompts together, by prompt.
 fn greedy(model: &Arc<Llama>, prompts: &[Vec<u32>], steps: usize, group: &mut ProcessGroup) -> Vec<Vec<u32>> {
     let mut decoder = model.decoder(prompts.len(), 128, Passes::Graph).unwrap();
+    let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
     let mut seen = vec![Vec::new(); prompts.len()];
     let pairs: Vec<_> = prompts.iter().enumerate().map(|(i, prompt)| (i, &prompt[..])).collect();
     let mut logits = decoder.step(&pairs, group).unwrap().values().unwrap().into_owned();
@@ -72,8 +75,7 @@ fn greedy(model: &Arc<Llama>, prompts: &[Vec<u32>], steps: usize, group: &mut Pr
         let mut next = Vec::new();
         for (i, row) in logits.chunks_exact(250).enumerate() {
             seen[i].extend(bits(row));
-            let best = (0..250).fold(0, |best, id| if row[id] > row[best] { id } else { best });
-            next.push((i, best as u32));
+            next.push((i, sampler.choose(row).unwrap()));
         }
         logits = decoder.decode(&next, group).unwrap().values().unwrap().into_owned();
     }

@@ -407,8 +407,8 @@ impl Core {
     }
 
     /// Returns the rank that a rank gave up because of: one that is stopped, the one that it blames, or else, if it blames none, one
-    /// that left with success before, or the only one that has not failed and has not waited in vain. Ranks of other nodes are unknown here, so the last two
-    /// hold only without other nodes.
+    /// that left with success before, or the only one that has neither failed nor waited in vain. Ranks of other nodes are unknown
+    /// here, so the last two hold only without other nodes.
     fn culprit(&self, gave_up: Rank) -> Option<Rank> {
         let failed = self.exits.get(&gave_up)?;
         let is_there = |rank: &Rank| self.exits.get(rank).is_none_or(|ended| ended.requested);

@@ -30,22 +30,14 @@ pub struct Host {
 impl Host {
     /// Creates the arithmetic on at most `threads` threads: a pool of its own, or the caller's thread if there is only one.
     pub fn new(threads: usize) -> Self {
-        Self::with_instruction_set(threads, instruction_set::current())
+        Self::with_numerics(threads, instruction_set::current(), Numerics::Fast)
     }
 
-    /// Creates the arithmetic as [`new`](Self::new) does, with an instruction set that this processor must have.
+    /// Creates the arithmetic as [`new`](Self::new) does, with an instruction set that this processor must have. Invariant numerics
+    /// use the [`invariant`](instruction_set::invariant) variant of the set.
     ///
     /// # Panics
     /// Panics if this processor lacks the instruction set: [`instruction_set::supported`] lists those that it has.
-    pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
-        Self::with_numerics(threads, set, Numerics::Fast)
-    }
-
-    /// Creates the arithmetic as [`with_instruction_set`](Self::with_instruction_set) does. Invariant numerics use the
-    /// [`invariant`](instruction_set::invariant) variant of the instruction set.
-    ///
-    /// # Panics
-    /// As there.
     pub fn with_numerics(threads: usize, set: InstructionSet, numerics: Numerics) -> Self {
         assert!(instruction_set::is_supported(set), "this processor lacks {set}");
         let set = if numerics == Numerics::Invariant { instruction_set::invariant(set) } else { set };

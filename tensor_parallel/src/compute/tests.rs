@@ -285,7 +285,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
         for (set, (dtype, most)) in
             instruction_set::supported().into_iter().flat_map(|set| cases.map(|case| (set, case)))
         {
-            let host = Host::with_instruction_set(2, set);
+            let host = Host::with_numerics(2, set, Numerics::Fast);
             let rotary = Rotary::new(head_dim, 10_000.0, &RotaryScaling::None);
             let mut cache = LayerCache::new(&host, [1, kv_heads, 256, head_dim], dtype).unwrap();
             let (mut got, mut position) = (Vec::new(), 0);

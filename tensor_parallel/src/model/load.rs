@@ -161,8 +161,8 @@ impl Llama {
     /// may also divide the layers into pipeline stages. Pass the same to every call of the model.
     ///
     /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](instruction_set).
-    /// Settings, shapes, world size and these are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends with a first pass, so that the
-    /// usual kernels are compiled before the first request.
+    /// Settings, shapes, world size and these are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends
+    /// with a first pass, so that the usual kernels are compiled before the first request.
     ///
     /// # Errors
     /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;

@@ -161,6 +161,7 @@ pub fn run(
     let is_first = manager.rank() == Rank(0);
     let mut alone = if is_first { manager.new_group(&[Rank(0)])? } else { None };
     let group = manager.world();
+    // Any number of ranks can add with these.
     for group in alone.iter_mut().chain([&mut *group]) {
         group.set_numerics(Numerics::Fast);
     }

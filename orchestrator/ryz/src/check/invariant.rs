@@ -8,7 +8,10 @@ use ryzanstein_orchestrator::table::{self, Cell, Column, Screen};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager, Rank};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute::{self, instruction_set};
-use ryzanstein_tensor_parallel::{ConfigurationError, Error, Llama, LlamaConfig, Passes, legal_world_sizes};
+use ryzanstein_tensor_parallel::generate::Sampler;
+use ryzanstein_tensor_parallel::{
+    ConfigurationError, Error, Llama, LlamaConfig, Passes, Sampling, legal_world_sizes,
+};
 
 use super::tone;
 use crate::generate::logits_digest;
@@ -127,20 +130,17 @@ fn greedy(
     group: &mut ProcessGroup,
 ) -> Result<Vec<f32>, Error> {
     let mut decoder = model.decoder(sequences, TOKENS + NEW_TOKENS, Passes::Graph)?;
+    let mut sampler = Sampler::new(Sampling::Greedy)?;
     let prompts: Vec<_> = (0..sequences).map(|i| (i, &tokens[..TOKENS / (i + 1)])).collect();
     let mut seen = Vec::new();
     let mut logits = decoder.step(&prompts, group)?.values()?.into_owned();
     for _ in 0..NEW_TOKENS {
         seen.extend_from_slice(&logits[..VOCABULARY]);
-        let next: Vec<_> = logits.chunks_exact(VOCABULARY).map(likeliest).enumerate().collect();
+        let chosen = logits.chunks_exact(VOCABULARY).map(|logits| sampler.choose(logits));
+        let next: Vec<_> = chosen.collect::<Result<Vec<_>, _>>()?.into_iter().enumerate().collect();
         logits = decoder.decode(&next, group)?.values()?.into_owned();
     }
     Ok(seen)
-}
-
-/// Returns the token with the greatest logit, the lowest one of a tie.
-fn likeliest(logits: &[f32]) -> u32 {
-    (0..logits.len()).fold(0, |best, token| if logits[token] > logits[best] { token } else { best }) as u32
 }
 
 /// A model whose sums are long enough to be rounded often.

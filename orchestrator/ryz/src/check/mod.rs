@@ -1,7 +1,8 @@
 //! `ryz check`: a rank's self-check, and the default job of `ryz launch`.
 //!
 //! Validates every path by value, compares a sharded Llama block with the unsharded one, and compares latencies of
-//! all-reduce and broadcast with the documented targets. On request it compares the bits of a model on several numbers of ranks. A wrong value is a failure; a missed target is a verdict.
+//! all-reduce and broadcast with the documented targets. On request it compares the bits of a model on several numbers of ranks. A
+//! wrong value is a failure; a missed target is a verdict.
 
 mod block;
 mod invariant;
