@@ -318,11 +318,20 @@ fn of_failure((group, rank, failure): (&str, Rank, &Failure)) -> Verdict {
     Verdict { text: format!("rank {rank} failed in group `{group}`: {}", failure.error), ranks: blamed }
 }
 
-/// Returns the verdict on a rank without a record that the others name as the cause of their failures.
+/// Returns the verdict on a rank without a record that the others name as the cause of their failures: themselves, or through a rank
+/// that told them.
 fn blamed(rank: Rank, failures: &[(&str, Rank, &Failure)]) -> Option<Verdict> {
-    let by: Vec<_> = failures.iter().filter(|(.., failure)| failure.caused_by.contains(&rank)).collect();
-    let (group, _, failure) = by.first()?;
-    let accusers: BTreeSet<Rank> = by.iter().map(|(_, accuser, _)| *accuser).collect();
+    let (group, _, failure) = failures.iter().find(|(.., failure)| failure.caused_by.contains(&rank))?;
+    let mut accusers = BTreeSet::new();
+    loop {
+        let leads_here = |cause: &Rank| *cause == rank || accusers.contains(cause);
+        let by = failures.iter().filter(|(.., failure)| failure.caused_by.iter().any(leads_here));
+        let all: BTreeSet<Rank> = by.map(|(_, accuser, _)| *accuser).collect();
+        if all == accusers {
+            break;
+        }
+        accusers = all;
+    }
     let accusers = ranks(&accusers.into_iter().collect::<Vec<_>>());
     let text = format!(
         "rank {rank} left no record, and {accusers} failed because of it, in group `{group}`: {}",

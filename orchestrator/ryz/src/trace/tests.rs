@@ -110,6 +110,9 @@ fn a_rank_without_a_record_is_blamed_if_the_others_failed_because_of_it() {
         "rank 2 left no record, and ranks 0 and 3 failed because of it, in group `world`: lost rank 2";
     assert_eq!(first(&report), (wanted, vec![2]));
     assert_eq!(report.missing, [Rank(1), Rank(2)]);
+    // One of them heard of it from the other before it saw the loss itself.
+    fail(&mut files, 3, "rank 0 aborted: lost rank 2", &[0]);
+    assert_eq!(first(&merge(&files)), (wanted, vec![2]));
 }
 
 #[test]
