@@ -43,7 +43,7 @@ fn rank_main(config: &Config, rendezvous: &MemoryRendezvous, ready: &Barrier) ->
 
 fn main() -> Result<()> {
     let mut config = Config::default();
-    config.process_group.backend = BackendChoice::Loopback;
+    config.process_group.backend = BackendChoice::Tcp;
     let ready = Barrier::new(4);
     std::thread::scope(|scope| {
         let (config, ready) = (&config, &ready);

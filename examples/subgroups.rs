@@ -18,7 +18,7 @@ fn rank_main(config: &Config, rendezvous: &MemoryRendezvous) -> Result<()> {
 
 fn main() -> Result<()> {
     let mut config = Config::default();
-    config.process_group.backend = BackendChoice::Loopback;
+    config.process_group.backend = BackendChoice::Tcp;
     config.layout.tensor_parallel = 2.try_into().ok();
     config.layout.data_parallel = 2.try_into().expect("not zero");
     std::thread::scope(|scope| {

@@ -49,16 +49,14 @@ macro_rules! choice {
 
 choice! {
     /// The implementation of the collectives.
-    BackendChoice, "one of auto, nccl, tcp (or gloo), loopback", "auto" {
-        /// NCCL if every rank has a GPU and the library; otherwise `tcp`, or loopback between threads.
+    BackendChoice, "one of auto, nccl, tcp (or gloo)", "auto" {
+        /// NCCL if every rank has a GPU and the library; otherwise `tcp`.
         Auto = "auto",
         /// NVIDIA's library, between GPUs.
         Nccl = "nccl",
         /// Collectives between CPUs, through shared memory and sockets. `gloo`, the name of such a backend in other frameworks,
         /// is an alias.
         Tcp = "tcp" or "gloo",
-        /// Ranks that are threads of one process.
-        Loopback = "loopback",
     }
 }
 

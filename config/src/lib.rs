@@ -29,7 +29,7 @@
 //!
 //! let config = Config {
 //!     process_group: ProcessGroupConfig {
-//!         backend: BackendChoice::Loopback,
+//!         backend: BackendChoice::Tcp,
 //!         timeout: Timeout::from_secs(30),
 //!         ..ProcessGroupConfig::default()
 //!     },

@@ -292,7 +292,7 @@ fn a_wrong_value_is_refused_with_its_source_what_was_expected_and_an_example() {
         (
             "process_group.backend",
             "ncll",
-            "expected one of auto, nccl, tcp (or gloo), loopback, such as `auto`, not `ncll` (did you mean `nccl`?)",
+            "expected one of auto, nccl, tcp (or gloo), such as `auto`, not `ncll` (did you mean `nccl`?)",
         ),
         (
             "process_group.tcp.segment",

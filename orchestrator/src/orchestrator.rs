@@ -51,7 +51,7 @@ pub struct Orchestrator {
 /// std::thread::scope(|scope| {
 ///     for rendezvous in MemoryRendezvous::new(2) {
 ///         scope.spawn(move || {
-///             let builder = Orchestrator::builder().set("process_group.backend", "loopback");
+///             let builder = Orchestrator::builder().set("process_group.backend", "tcp");
 ///             let mut rank = builder.rendezvous(rendezvous).initialize().unwrap();
 ///             let mut x = vec![1.0f32; 10];
 ///             rank.tensor_parallel().all_reduce(&mut x, ReduceOp::Sum).unwrap();
@@ -309,7 +309,7 @@ mod tests {
         let set = lacking();
         let builder = Orchestrator::builder()
             .environment(Environment::new())
-            .set("process_group.backend", "loopback")
+            .set("process_group.backend", "tcp")
             .set("model.instruction_set", set.name());
         let rendezvous = MemoryRendezvous::new(1).remove(0);
         let error = builder.rendezvous(rendezvous).initialize().expect_err("refused").to_string();

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::link::mesh::{Mesh, Peers, Unconnected};
 use crate::link::security::Channel;
 use crate::membership::capability::Capability;
-use crate::membership::in_process::InProcess;
 use crate::membership::roster::Member;
 use crate::membership::store::Store;
 use crate::paths::tuned::TunedRange;
@@ -27,8 +26,6 @@ pub(crate) struct ProbeContext<'a> {
     pub(crate) device: Option<&'a Device>,
     /// The rank's position on its host, if it is already known.
     pub(crate) local_rank: Option<LocalRank>,
-    /// The state that ranks share if they are threads of this process.
-    pub(crate) in_process: Option<InProcess>,
     /// Ok if the rank listens for links of the other ranks, or the reason why it does not.
     pub(crate) listens: Result<()>,
 }
@@ -56,7 +53,7 @@ pub(crate) struct GroupSpec<'a> {
     /// Measured ranges for groups of all ranks, if this is one.
     pub(crate) tuned: &'a [TunedRange],
     pub(crate) store: &'a Arc<dyn Store>,
-    /// Links to the other ranks, if the backend [needs them](BackendFactory::needs_mesh).
+    /// Links to the other ranks, if there are any.
     pub(crate) mesh: Option<&'a Mesh>,
     pub(crate) deadline: Instant,
 }
@@ -69,6 +66,7 @@ impl GroupSpec<'_> {
     pub(crate) fn connect(&self) -> Result<Peers<Channel>, Box<Unconnected>> {
         match self.mesh {
             Some(mesh) => mesh.connect(self.name, &self.members, self.deadline),
+            None if self.members.len() == 1 => Ok(Peers::from_fn(0, 1, |_| unreachable!("no other member"))),
             None => Err(Box::new(Unconnected {
                 error: Error::Transport("this rank does not listen for links of the others".into()),
                 connections: Vec::new(),
@@ -117,9 +115,6 @@ impl AnyBackend {
 pub(crate) trait BackendFactory: Send {
     /// Returns the kind of the backend.
     fn kind(&self) -> BackendKind;
-
-    /// Returns true if groups need links between their members.
-    fn needs_mesh(&self) -> bool;
 
     /// Checks, before this rank joins, whether it can use the backend, and takes the resources that it would use.
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability;

@@ -55,7 +55,6 @@ mod factory;
 mod gpu;
 mod group;
 mod link;
-mod loopback;
 mod manager;
 mod membership;
 mod observe;
@@ -100,8 +99,6 @@ pub use link::security;
 pub use manager::tuning;
 #[doc(hidden)]
 pub use membership::half_open::{AdmissionToken, HalfOpen};
-#[doc(hidden)]
-pub use membership::in_process::InProcess;
 #[doc(hidden)]
 pub use observe::profile::{RecentLatency, Recording};
 #[doc(hidden)]

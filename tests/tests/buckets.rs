@@ -1,4 +1,4 @@
-//! Gradients reduced in buckets, over both CPU backends.
+//! Gradients reduced in buckets, on CPUs.
 
 use half::bf16;
 use proptest::prelude::*;
@@ -7,8 +7,6 @@ use ryzanstein_process_group::{
     BucketOptions, BucketedReducer, DType, Element, Error, Parameter, ProcessGroup, Rank, ReduceOp,
 };
 use ryzanstein_tests::{config, on_loopback, with_ranks};
-
-const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
 
 /// A model of two element types, whose last parameter is larger than a bucket of [`small`].
 fn model() -> Vec<Parameter> {
@@ -76,69 +74,63 @@ fn is_as_alone<T: Value>(
 
 #[test]
 fn buckets_give_the_same_bits_as_an_all_reduce_of_each_parameter() {
-    for backend in BOTH {
-        for (world_size, op) in
-            [(1, ReduceOp::Avg), (2, ReduceOp::Avg), (3, ReduceOp::Sum), (4, ReduceOp::Avg)]
-        {
-            with_ranks(&config(backend), world_size, |mut manager| {
-                let group = manager.world();
-                let (me, model) = (group.rank().index(), model());
-                let mut reducer = BucketedReducer::new(group, &model, &small(op)).unwrap();
-                assert!(reducer.buckets().len() >= 4, "{:?}", reducer.buckets());
-                for step in 0..3 {
-                    // Each rank is ready in an order of its own.
-                    for at in 0..model.len() {
-                        let parameter = (model.len() - 1 - at + me * step) % model.len();
-                        let value = |i| computed(step, me, parameter, i);
-                        match model[parameter].dtype {
-                            DType::BF16 => write::<bf16>(&mut reducer, parameter, value),
-                            _ => write::<f32>(&mut reducer, parameter, value),
-                        }
-                        reducer.mark_ready(group, parameter).unwrap();
+    for (world_size, op) in [(1, ReduceOp::Avg), (2, ReduceOp::Avg), (3, ReduceOp::Sum), (4, ReduceOp::Avg)] {
+        with_ranks(&config(BackendChoice::Tcp), world_size, |mut manager| {
+            let group = manager.world();
+            let (me, model) = (group.rank().index(), model());
+            let mut reducer = BucketedReducer::new(group, &model, &small(op)).unwrap();
+            assert!(reducer.buckets().len() >= 4, "{:?}", reducer.buckets());
+            for step in 0..3 {
+                // Each rank is ready in an order of its own.
+                for at in 0..model.len() {
+                    let parameter = (model.len() - 1 - at + me * step) % model.len();
+                    let value = |i| computed(step, me, parameter, i);
+                    match model[parameter].dtype {
+                        DType::BF16 => write::<bf16>(&mut reducer, parameter, value),
+                        _ => write::<f32>(&mut reducer, parameter, value),
                     }
-                    assert!(reducer.finish(group).unwrap().is_empty());
-                    for (parameter, of) in model.iter().enumerate() {
-                        let value = |i| computed(step, me, parameter, i);
-                        match of.dtype {
-                            DType::BF16 => is_as_alone::<bf16>(group, &mut reducer, parameter, op, value),
-                            _ => is_as_alone::<f32>(group, &mut reducer, parameter, op, value),
-                        }
+                    reducer.mark_ready(group, parameter).unwrap();
+                }
+                assert!(reducer.finish(group).unwrap().is_empty());
+                for (parameter, of) in model.iter().enumerate() {
+                    let value = |i| computed(step, me, parameter, i);
+                    match of.dtype {
+                        DType::BF16 => is_as_alone::<bf16>(group, &mut reducer, parameter, op, value),
+                        _ => is_as_alone::<f32>(group, &mut reducer, parameter, op, value),
                     }
                 }
-                manager.finalize().unwrap();
-            });
-        }
+            }
+            manager.finalize().unwrap();
+        });
     }
 }
 
 #[test]
 fn a_parameter_that_a_rank_leaves_out_counts_as_zeros_where_that_is_allowed() {
-    for backend in BOTH {
-        let unused = with_ranks(&config(backend), 3, |mut manager| {
-            let group = manager.world();
-            let me = group.rank().index();
-            let model = [Parameter::new::<f32>("expert", 4), Parameter::new::<f32>("shared", 4)];
-            let options = BucketOptions { find_unused: true, ..small(ReduceOp::Sum) };
-            let mut reducer = BucketedReducer::new(group, &model, &options).unwrap();
-            let mut names = Vec::new();
-            for step in 0..3 {
-                for parameter in [1, 0] {
-                    reducer.gradient::<f32>(parameter).unwrap().fill(1.0);
-                    if parameter == 1 || me == step {
-                        reducer.mark_ready(group, parameter).unwrap();
-                    }
+    let unused = with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let group = manager.world();
+        let me = group.rank().index();
+        let model = [Parameter::new::<f32>("expert", 4), Parameter::new::<f32>("shared", 4)];
+        let options = BucketOptions { find_unused: true, ..small(ReduceOp::Sum) };
+        let mut reducer = BucketedReducer::new(group, &model, &options).unwrap();
+        let mut names = Vec::new();
+        for step in 0..3 {
+            for parameter in [1, 0] {
+                reducer.gradient::<f32>(parameter).unwrap().fill(1.0);
+                if parameter == 1 || me == step {
+                    reducer.mark_ready(group, parameter).unwrap();
                 }
-                names.push(reducer.finish(group).unwrap());
-                assert_eq!(reducer.gradient::<f32>(0).unwrap(), [1.0; 4], "of one rank alone");
-                assert_eq!(reducer.gradient::<f32>(1).unwrap(), [3.0; 4]);
             }
-            manager.finalize().unwrap();
-            names
-        });
-        for (rank, steps) in unused.iter().enumerate() {
-            for (step, names) in steps.iter().enumerate() {
-                assert_eq!(names.is_empty(), rank == step, "rank {rank} leaves {names:?} out in step {step}");
-            }
+            names.push(reducer.finish(group).unwrap());
+            assert_eq!(reducer.gradient::<f32>(0).unwrap(), [1.0; 4], "of one rank alone");
+            assert_eq!(reducer.gradient::<f32>(1).unwrap(), [3.0; 4]);
+        }
+        manager.finalize().unwrap();
+        names
+    });
+    for (rank, steps) in unused.iter().enumerate() {
+        for (step, names) in steps.iter().enumerate() {
+            assert_eq!(names.is_empty(), rank == step, "rank {rank} leaves {names:?} out in step {step}");
         }
     }
 }
@@ -161,7 +153,7 @@ fn ranks_that_register_different_parameters_are_told_of_each_other() {
 
 #[test]
 fn a_reducer_refuses_another_group_than_its_own() {
-    with_ranks(&config(BackendChoice::Loopback), 2, |mut manager| {
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
         let mut other = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
         let model = [Parameter::new::<f32>("weight", 1)];
         let mut reducer = BucketedReducer::new(manager.world(), &model, &BucketOptions::default()).unwrap();

@@ -41,7 +41,6 @@ macro_rules! suite {
         }
     };
 }
-suite!(loopback, BackendChoice::Loopback);
 suite!(tcp, BackendChoice::Tcp);
 
 mod tcp_on_hosts {

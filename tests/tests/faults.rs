@@ -8,11 +8,9 @@ use ryzanstein_process_group::{
 };
 use ryzanstein_tests::{SOON, config, encrypted, sockets, try_ranks, with_ranks};
 
-const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
-
 /// Ranks make the calls that `call` gives each; all must fail, none with a result, and say what `words` says.
 fn mismatch(n: usize, words: &[&str], call: impl Fn(&mut ProcessGroup) -> Result<()> + Sync) {
-    for config in BOTH.map(config).into_iter().chain([encrypted(), sockets()]) {
+    for config in [config(BackendChoice::Tcp), encrypted(), sockets()] {
         let errors = with_ranks(&config, n, |mut manager| {
             let group = manager.world();
             let started = Instant::now();
@@ -69,93 +67,85 @@ fn a_short_and_a_long_vector_meet_in_an_error_though_they_travel_differently() {
 
 #[test]
 fn a_message_of_another_length_or_type_is_said_to_differ_in_that() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 2, |mut manager| {
-            let group = manager.world();
-            if group.rank().0 == 0 {
-                // Who sends a short message has left the call before anybody can object.
-                group.send(&[1.0f32; 4], Rank(1)).unwrap();
-            } else {
-                let error = group.recv(&mut [0.0f32; 5], Rank(0)).unwrap_err().to_string();
-                let words = ["rank 1 calls recv(from 0) of 5 f32", "rank 0 calls send(to 1) of 4 f32"];
-                assert!(words.iter().all(|word| error.contains(word)), "{error}");
-                assert!(error.contains("they differ in length"), "{error}");
-            }
-            manager.store_barrier("heard", SOON).unwrap();
-        });
-        with_ranks(&config(backend), 2, |mut manager| {
-            let group = manager.world();
-            if group.rank().0 == 0 {
-                group.send(&[1.0f32; 4], Rank(1)).unwrap();
-            } else {
-                let error = group.recv(&mut [0i32; 4], Rank(0)).unwrap_err().to_string();
-                assert!(error.contains("they differ in element type"), "{error}");
-            }
-            manager.store_barrier("heard", SOON).unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        if group.rank().0 == 0 {
+            // Who sends a short message has left the call before anybody can object.
+            group.send(&[1.0f32; 4], Rank(1)).unwrap();
+        } else {
+            let error = group.recv(&mut [0.0f32; 5], Rank(0)).unwrap_err().to_string();
+            let words = ["rank 1 calls recv(from 0) of 5 f32", "rank 0 calls send(to 1) of 4 f32"];
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            assert!(error.contains("they differ in length"), "{error}");
+        }
+        manager.store_barrier("heard", SOON).unwrap();
+    });
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        if group.rank().0 == 0 {
+            group.send(&[1.0f32; 4], Rank(1)).unwrap();
+        } else {
+            let error = group.recv(&mut [0i32; 4], Rank(0)).unwrap_err().to_string();
+            assert!(error.contains("they differ in element type"), "{error}");
+        }
+        manager.store_barrier("heard", SOON).unwrap();
+    });
 }
 
 #[test]
 fn a_rank_that_panics_is_said_to_have_panicked() {
-    for backend in BOTH {
-        let errors = with_ranks(&config(backend), 3, |mut manager| {
-            if manager.rank().0 == 1 {
-                let panicked = std::thread::scope(|scope| {
-                    let rank = scope.spawn(move || {
-                        let _manager = manager;
-                        panic!("on purpose");
-                    });
-                    rank.join().is_err()
+    let errors = with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        if manager.rank().0 == 1 {
+            let panicked = std::thread::scope(|scope| {
+                let rank = scope.spawn(move || {
+                    let _manager = manager;
+                    panic!("on purpose");
                 });
-                assert!(panicked);
-                return None;
-            }
-            Some(manager.world().barrier().unwrap_err())
-        });
-        for error in errors.iter().flatten() {
-            assert!(
-                matches!(error, Error::PeerAborted { rank: Rank(1), reason } if reason.contains("the program panicked")),
-                "{backend:?}: {error}"
-            );
+                rank.join().is_err()
+            });
+            assert!(panicked);
+            return None;
         }
+        Some(manager.world().barrier().unwrap_err())
+    });
+    for error in errors.iter().flatten() {
+        assert!(
+            matches!(error, Error::PeerAborted { rank: Rank(1), reason } if reason.contains("the program panicked")),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_panic_beside_an_asynchronous_call_is_told_before_its_deadline() {
-    for backend in BOTH {
-        let errors = with_ranks(&config(backend), 2, |mut manager| {
-            if manager.rank().0 == 1 {
-                // It waits for a message of rank 0, which waits for one of this rank.
-                let waiting = manager.world().recv_async(vec![0u8; 8], Rank(0)).unwrap();
-                std::thread::sleep(Duration::from_millis(300));
-                let told = Instant::now();
-                manager.panicked("on purpose");
-                assert!(told.elapsed() < SOON, "it waited for the deadline of the call");
-                assert!(waiting.wait().unwrap_err().to_string().contains("on purpose"));
-                return None;
-            }
-            Some(manager.world().recv(&mut [0u8; 8], Rank(1)).unwrap_err())
-        });
-        let error = errors[0].as_ref().unwrap().to_string();
-        assert!(error.contains("the program panicked: on purpose"), "{backend:?}: {error}");
-    }
+    let errors = with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        if manager.rank().0 == 1 {
+            // It waits for a message of rank 0, which waits for one of this rank.
+            let waiting = manager.world().recv_async(vec![0u8; 8], Rank(0)).unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            let told = Instant::now();
+            manager.panicked("on purpose");
+            assert!(told.elapsed() < SOON, "it waited for the deadline of the call");
+            assert!(waiting.wait().unwrap_err().to_string().contains("on purpose"));
+            return None;
+        }
+        Some(manager.world().recv(&mut [0u8; 8], Rank(1)).unwrap_err())
+    });
+    let error = errors[0].as_ref().unwrap().to_string();
+    assert!(error.contains("the program panicked: on purpose"), "{error}");
 }
 
 #[test]
 fn a_panic_that_was_caught_is_told_with_its_message() {
-    for backend in BOTH {
-        let errors = with_ranks(&config(backend), 2, |mut manager| {
-            if manager.rank().0 == 1 {
-                manager.panicked("index out of bounds");
-                return None;
-            }
-            Some(manager.world().barrier().unwrap_err())
-        });
-        let error = errors[0].as_ref().unwrap().to_string();
-        assert!(error.contains("rank 1 aborted: the program panicked: index out of bounds"), "{error}");
-    }
+    let errors = with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        if manager.rank().0 == 1 {
+            manager.panicked("index out of bounds");
+            return None;
+        }
+        Some(manager.world().barrier().unwrap_err())
+    });
+    let error = errors[0].as_ref().unwrap().to_string();
+    assert!(error.contains("rank 1 aborted: the program panicked: index out of bounds"), "{error}");
 }
 
 #[test]
@@ -230,42 +220,36 @@ fn another_root(n: u32, count: usize) {
         .map(|code| (0..n).map(|r| code / n.pow(r) % n).collect::<Vec<_>>())
         .filter(|roots| roots.iter().any(|root| *root != roots[0]))
         .collect();
-    for backend in BOTH {
-        let paths = with_ranks(&config(backend), n as usize, |mut m| m.world().paths()).remove(0);
-        for (case, roots) in some.iter().enumerate() {
-            // Two ranks see every combination; in larger worlds the paths take turns.
-            let taken = if n == 2 { paths.clone() } else { vec![paths[case % paths.len()]] };
-            for (path, what) in taken.into_iter().flat_map(|path| (0..4).map(move |what| (path, what))) {
-                let errors = with_ranks(&config(backend), n as usize, |mut manager| {
-                    let group = manager.world();
-                    group.force_path(Some(path)).unwrap();
-                    let root = Rank(roots[group.rank().index()]);
-                    let started = Instant::now();
-                    let mut x = vec![1.0f32; count * n as usize];
-                    let outcome = match what {
-                        0 => group.broadcast(&mut x[..count], root),
-                        1 => group.reduce(&mut x[..count], ReduceOp::Sum, root),
-                        2 => group.gather(&mut x, root),
-                        _ => group.scatter(&mut x, root),
-                    };
-                    let error = outcome.expect_err("roots differ");
-                    assert!(started.elapsed() < SOON, "told in time, not at the deadline");
-                    error.to_string()
-                });
-                let operation = ["broadcast", "reduce", "gather", "scatter"][what];
-                for error in &errors {
-                    let shown = format!("{backend} {path} {operation} {roots:?}: {error}");
-                    assert!(error.contains("they differ in root"), "{shown}");
-                    assert_eq!(error.matches(&format!("calls {operation}(")).count(), 2, "{shown}");
-                    let named: Vec<u32> = roots_of(error);
-                    assert!(named.len() == 2 && named[0] != named[1], "{shown}");
-                    let ranks: Vec<u32> = callers_of(error);
-                    assert_eq!(
-                        ranks.iter().map(|r| roots[*r as usize]).collect::<Vec<_>>(),
-                        named,
-                        "{shown}"
-                    );
-                }
+    let paths = with_ranks(&config(BackendChoice::Tcp), n as usize, |mut m| m.world().paths()).remove(0);
+    for (case, roots) in some.iter().enumerate() {
+        // Two ranks see every combination; in larger worlds the paths take turns.
+        let taken = if n == 2 { paths.clone() } else { vec![paths[case % paths.len()]] };
+        for (path, what) in taken.into_iter().flat_map(|path| (0..4).map(move |what| (path, what))) {
+            let errors = with_ranks(&config(BackendChoice::Tcp), n as usize, |mut manager| {
+                let group = manager.world();
+                group.force_path(Some(path)).unwrap();
+                let root = Rank(roots[group.rank().index()]);
+                let started = Instant::now();
+                let mut x = vec![1.0f32; count * n as usize];
+                let outcome = match what {
+                    0 => group.broadcast(&mut x[..count], root),
+                    1 => group.reduce(&mut x[..count], ReduceOp::Sum, root),
+                    2 => group.gather(&mut x, root),
+                    _ => group.scatter(&mut x, root),
+                };
+                let error = outcome.expect_err("roots differ");
+                assert!(started.elapsed() < SOON, "told in time, not at the deadline");
+                error.to_string()
+            });
+            let operation = ["broadcast", "reduce", "gather", "scatter"][what];
+            for error in &errors {
+                let shown = format!("{path} {operation} {roots:?}: {error}");
+                assert!(error.contains("they differ in root"), "{shown}");
+                assert_eq!(error.matches(&format!("calls {operation}(")).count(), 2, "{shown}");
+                let named: Vec<u32> = roots_of(error);
+                assert!(named.len() == 2 && named[0] != named[1], "{shown}");
+                let ranks: Vec<u32> = callers_of(error);
+                assert_eq!(ranks.iter().map(|r| roots[*r as usize]).collect::<Vec<_>>(), named, "{shown}");
             }
         }
     }
@@ -309,159 +293,138 @@ fn another_root_of_a_long_vector_is_an_error_on_every_rank() {
 
 #[test]
 fn a_message_of_another_length_is_an_error() {
-    for backend in BOTH {
-        let outcomes = with_ranks(&config(backend), 2, |mut manager| {
-            let group = manager.world();
-            if group.rank().0 == 0 {
-                group.send(&[1u8; 10], Rank(1)).unwrap();
-                group.barrier()
-            } else {
-                group.recv(&mut [1u8; 11], Rank(0))
-            }
-        });
-        let error = outcomes[1].as_ref().unwrap_err().to_string();
-        assert!(error.contains("of 11 u8") && error.contains("of 10 u8"), "{error}");
-        assert!(outcomes[0].is_err(), "the sender learns of it with its next call");
-    }
+    let outcomes = with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        if group.rank().0 == 0 {
+            group.send(&[1u8; 10], Rank(1)).unwrap();
+            group.barrier()
+        } else {
+            group.recv(&mut [1u8; 11], Rank(0))
+        }
+    });
+    let error = outcomes[1].as_ref().unwrap_err().to_string();
+    assert!(error.contains("of 11 u8") && error.contains("of 10 u8"), "{error}");
+    assert!(outcomes[0].is_err(), "the sender learns of it with its next call");
 }
 
 #[test]
 fn wrong_arguments_are_refused_before_anything_is_sent() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 3, |mut manager| {
-            let group = manager.world();
-            let refused = |result: Result<()>, words: &str| {
-                let error = result.unwrap_err();
-                assert!(matches!(error, Error::Invalid(_)), "{error:?}");
-                assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
-            };
-            refused(
-                group.broadcast(&mut [0u8; 3], Rank(3)),
-                "rank 3 is not in group `world`, whose ranks are 0 to 2",
-            );
-            refused(group.all_gather(&mut [0u8; 4]), "4 elements do not divide by 3");
-            refused(group.all_gather_into(&[0u8; 4], &mut [0u8; 11]), "11 elements do not divide by 3");
-            refused(group.all_reduce_into(&[0u8; 4], &mut [0i8; 4], ReduceOp::Sum), "the same type");
-            refused(group.send(&[0u8], group.rank()), "cannot exchange messages with itself");
-            // The group is as good as before.
-            let mut x = [1u8];
-            group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
-            assert_eq!(x, [3]);
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let group = manager.world();
+        let refused = |result: Result<()>, words: &str| {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)), "{error:?}");
+            assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
+        };
+        refused(
+            group.broadcast(&mut [0u8; 3], Rank(3)),
+            "rank 3 is not in group `world`, whose ranks are 0 to 2",
+        );
+        refused(group.all_gather(&mut [0u8; 4]), "4 elements do not divide by 3");
+        refused(group.all_gather_into(&[0u8; 4], &mut [0u8; 11]), "11 elements do not divide by 3");
+        refused(group.all_reduce_into(&[0u8; 4], &mut [0i8; 4], ReduceOp::Sum), "the same type");
+        refused(group.send(&[0u8], group.rank()), "cannot exchange messages with itself");
+        // The group is as good as before.
+        let mut x = [1u8];
+        group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+        assert_eq!(x, [3]);
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]
 fn an_exchange_that_is_refused_takes_no_number() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 2, |mut manager| {
-            let group = manager.world();
-            let (me, other) = (group.rank(), Rank(1 - group.rank().0));
-            let mut got = [0u32];
-            for from in [me, Rank(2)] {
-                let error = group.send_recv(&[1u32], other, &mut got, from).unwrap_err();
-                assert!(matches!(error, Error::Invalid(_)), "{error}");
-            }
-            if me.0 == 0 {
-                group.send_recv(&[7u32], other, &mut got, other).unwrap();
-            } else {
-                group.send(&[7u32], other).unwrap();
-                group.recv(&mut got, other).unwrap();
-            }
-            assert_eq!(got, [7]);
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        let (me, other) = (group.rank(), Rank(1 - group.rank().0));
+        let mut got = [0u32];
+        for from in [me, Rank(2)] {
+            let error = group.send_recv(&[1u32], other, &mut got, from).unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)), "{error}");
+        }
+        if me.0 == 0 {
+            group.send_recv(&[7u32], other, &mut got, other).unwrap();
+        } else {
+            group.send(&[7u32], other).unwrap();
+            group.recv(&mut got, other).unwrap();
+        }
+        assert_eq!(got, [7]);
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]
 fn a_rank_that_never_calls_is_named_by_all_others() {
-    for backend in BOTH {
-        for length in [10, 4 << 20] {
-            let outcomes = with_ranks(&config(backend), 4, |mut manager| {
-                let group = manager.world();
-                group.set_timeout(Duration::from_millis(700));
-                if group.rank().0 == 2 {
-                    std::thread::sleep(Duration::from_secs(4));
-                    return None;
-                }
-                Some(group.all_reduce(&mut vec![1.0f32; length], ReduceOp::Sum).unwrap_err())
-            });
-            for error in outcomes.into_iter().flatten() {
-                // From its own deadline, or from the rank whose deadline came first.
-                let known = matches!(&error, Error::Timeout { .. } | Error::PeerAborted { .. });
-                assert!(
-                    known && error.to_string().ends_with("rank 2 is not there"),
-                    "{backend} {length}: {error}"
-                );
+    for length in [10, 4 << 20] {
+        let outcomes = with_ranks(&config(BackendChoice::Tcp), 4, |mut manager| {
+            let group = manager.world();
+            group.set_timeout(Duration::from_millis(700));
+            if group.rank().0 == 2 {
+                std::thread::sleep(Duration::from_secs(4));
+                return None;
             }
+            Some(group.all_reduce(&mut vec![1.0f32; length], ReduceOp::Sum).unwrap_err())
+        });
+        for error in outcomes.into_iter().flatten() {
+            // From its own deadline, or from the rank whose deadline came first.
+            let known = matches!(&error, Error::Timeout { .. } | Error::PeerAborted { .. });
+            assert!(known && error.to_string().ends_with("rank 2 is not there"), "{length}: {error}");
         }
     }
 }
 
 #[test]
 fn a_member_that_does_not_make_the_group_is_named() {
-    for backend in BOTH {
-        let mut config = config(backend);
-        config.process_group.timeout = Timeout::from_millis(700);
-        with_ranks(&config, 2, |mut manager| {
-            if manager.rank().0 == 1 {
-                let error = manager.new_group(&[Rank(0), Rank(1)]).unwrap_err();
-                assert!(
-                    matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]),
-                    "{backend}: {error}"
-                );
-            }
-            manager.store_barrier("the group was not made", SOON).unwrap();
-        });
-    }
+    let mut config = config(BackendChoice::Tcp);
+    config.process_group.timeout = Timeout::from_millis(700);
+    with_ranks(&config, 2, |mut manager| {
+        if manager.rank().0 == 1 {
+            let error = manager.new_group(&[Rank(0), Rank(1)]).unwrap_err();
+            assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
+        }
+        manager.store_barrier("the group was not made", SOON).unwrap();
+    });
 }
 
 #[test]
 fn ranks_with_different_layouts_are_named_with_them() {
-    for backend in BOTH {
-        std::thread::scope(|scope| {
-            for (me, rendezvous) in MemoryRendezvous::new(4).into_iter().enumerate() {
-                scope.spawn(move || {
-                    let mut config = config(backend);
-                    config.layout.data_parallel = if me == 2 { 2 } else { 1 }.try_into().unwrap();
-                    let error =
-                        ProcessGroupManager::initialize(&config, &rendezvous).unwrap_err().to_string();
-                    let (ours, theirs) = if me == 2 { (2, 4) } else { (4, 2) };
-                    let says = |who: usize, layout: usize| {
-                        error.contains(&format!("rank {who} has the layout tensor_parallel {layout}"))
-                            || error.contains(&format!("rank {who} has tensor_parallel {layout}"))
-                    };
-                    let other = if me == 2 { 0 } else { 2 };
-                    assert!(says(me, ours) && says(other, theirs), "{backend}, rank {me}: {error}");
-                });
-            }
-        });
-    }
+    std::thread::scope(|scope| {
+        for (me, rendezvous) in MemoryRendezvous::new(4).into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut config = config(BackendChoice::Tcp);
+                config.layout.data_parallel = if me == 2 { 2 } else { 1 }.try_into().unwrap();
+                let error = ProcessGroupManager::initialize(&config, &rendezvous).unwrap_err().to_string();
+                let (ours, theirs) = if me == 2 { (2, 4) } else { (4, 2) };
+                let says = |who: usize, layout: usize| {
+                    error.contains(&format!("rank {who} has the layout tensor_parallel {layout}"))
+                        || error.contains(&format!("rank {who} has tensor_parallel {layout}"))
+                };
+                let other = if me == 2 { 0 } else { 2 };
+                assert!(says(me, ours) && says(other, theirs), "rank {me}: {error}");
+            });
+        }
+    });
 }
 
 #[test]
 fn a_rank_that_leaves_is_named_at_once() {
-    for backend in BOTH {
-        let outcomes = with_ranks(&config(backend), 4, |mut manager| {
-            let group = manager.world();
-            group.barrier().unwrap();
-            if group.rank().0 == 1 {
-                return None;
-            }
-            let started = Instant::now();
-            let error = loop {
-                if let Err(error) = group.all_reduce(&mut vec![1.0f32; 1 << 20], ReduceOp::Sum) {
-                    break error;
-                }
-            };
-            assert!(started.elapsed() < SOON);
-            Some(error.to_string())
-        });
-        for error in outcomes.into_iter().flatten() {
-            assert!(error.contains("lost rank 1"), "{backend}: {error}");
+    let outcomes = with_ranks(&config(BackendChoice::Tcp), 4, |mut manager| {
+        let group = manager.world();
+        group.barrier().unwrap();
+        if group.rank().0 == 1 {
+            return None;
         }
+        let started = Instant::now();
+        let error = loop {
+            if let Err(error) = group.all_reduce(&mut vec![1.0f32; 1 << 20], ReduceOp::Sum) {
+                break error;
+            }
+        };
+        assert!(started.elapsed() < SOON);
+        Some(error.to_string())
+    });
+    for error in outcomes.into_iter().flatten() {
+        assert!(error.contains("lost rank 1"), "{error}");
     }
 }
 
@@ -521,7 +484,7 @@ fn an_interface_that_is_not_there_is_refused_with_those_that_are() {
 
 #[test]
 fn a_layout_that_does_not_fit_is_refused() {
-    let mut config: Config = config(BackendChoice::Loopback);
+    let mut config: Config = config(BackendChoice::Tcp);
     config.layout.pipeline_parallel = 3.try_into().unwrap();
     for outcome in try_ranks(&config, 4, |manager| manager.map(drop)) {
         let error = outcome.unwrap_err().to_string();

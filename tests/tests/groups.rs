@@ -1,4 +1,4 @@
-//! What groups offer beside plain collectives, over both CPU backends.
+//! What groups offer beside plain collectives, on CPUs.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -13,8 +13,6 @@ use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};
 use ryzanstein_tests::{SOON, config, encrypted, on_hosts, same_bits, with_ranks};
 use serde::{Deserialize, Serialize};
-
-const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
 
 /// The doctor measures between the first ranks of three hosts.
 #[test]
@@ -32,22 +30,20 @@ fn every_two_hosts_are_measured_in_both_directions() {
 
 #[test]
 fn asynchronous_work_runs_in_order_and_gives_its_buffer_back() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 3, |mut manager| {
-            let group = manager.world();
-            let works: Vec<_> = (0..20)
-                .map(|i| group.all_reduce_async(vec![i as f32; 1000 + i], ReduceOp::Sum).unwrap())
-                .collect();
-            // A call on this thread comes after all of them.
-            let mut last = [1i32];
-            group.all_reduce(&mut last, ReduceOp::Sum).unwrap();
-            assert_eq!(last, [3]);
-            for (i, work) in works.into_iter().enumerate() {
-                assert_eq!(work.wait().unwrap(), vec![3.0 * i as f32; 1000 + i]);
-            }
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let group = manager.world();
+        let works: Vec<_> = (0..20)
+            .map(|i| group.all_reduce_async(vec![i as f32; 1000 + i], ReduceOp::Sum).unwrap())
+            .collect();
+        // A call on this thread comes after all of them.
+        let mut last = [1i32];
+        group.all_reduce(&mut last, ReduceOp::Sum).unwrap();
+        assert_eq!(last, [3]);
+        for (i, work) in works.into_iter().enumerate() {
+            assert_eq!(work.wait().unwrap(), vec![3.0 * i as f32; 1000 + i]);
+        }
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]
@@ -95,27 +91,25 @@ fn what_was_sent_arrives_while_its_sender_does_something_else() {
 
 #[test]
 fn many_tensors_go_in_few_messages() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 4, |mut manager| {
-            let me = i64::from(manager.rank().0);
-            let group = manager.world();
-            let before = group.profile().calls("all_reduce");
-            let mut floats: Vec<Vec<f32>> = (0..50).map(|i| vec![(me + i) as f32; i as usize]).collect();
-            let mut longs: Vec<Vec<i64>> = (0..3).map(|i| vec![me * i; 7]).collect();
-            let mut all: Vec<&mut dyn BufferMut> = Vec::new();
-            all.extend(floats.iter_mut().map(|v| v as &mut dyn BufferMut));
-            all.extend(longs.iter_mut().map(|v| v as &mut dyn BufferMut));
-            group.all_reduce_coalesced(&mut all, ReduceOp::Sum).unwrap();
-            for (i, v) in floats.iter().enumerate() {
-                assert!(v.iter().all(|x| *x == (6 + 4 * i) as f32));
-            }
-            for (i, v) in longs.iter().enumerate() {
-                assert_eq!(*v, vec![6 * i as i64; 7]);
-            }
-            assert_eq!(group.profile().calls("all_reduce") - before, 2, "one message for each element type");
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 4, |mut manager| {
+        let me = i64::from(manager.rank().0);
+        let group = manager.world();
+        let before = group.profile().calls("all_reduce");
+        let mut floats: Vec<Vec<f32>> = (0..50).map(|i| vec![(me + i) as f32; i as usize]).collect();
+        let mut longs: Vec<Vec<i64>> = (0..3).map(|i| vec![me * i; 7]).collect();
+        let mut all: Vec<&mut dyn BufferMut> = Vec::new();
+        all.extend(floats.iter_mut().map(|v| v as &mut dyn BufferMut));
+        all.extend(longs.iter_mut().map(|v| v as &mut dyn BufferMut));
+        group.all_reduce_coalesced(&mut all, ReduceOp::Sum).unwrap();
+        for (i, v) in floats.iter().enumerate() {
+            assert!(v.iter().all(|x| *x == (6 + 4 * i) as f32));
+        }
+        for (i, v) in longs.iter().enumerate() {
+            assert_eq!(*v, vec![6 * i as i64; 7]);
+        }
+        assert_eq!(group.profile().calls("all_reduce") - before, 2, "one message for each element type");
+        manager.finalize().unwrap();
+    });
 }
 
 #[derive(Serialize, Deserialize, PartialEq, Debug, Clone)]
@@ -126,26 +120,24 @@ enum Thing {
 
 #[test]
 fn values_of_any_kind_are_broadcast_and_gathered() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 3, |mut manager| {
-            let me = manager.rank().0;
-            let group = manager.world();
-            let thing = Thing::Named {
-                name: "räksmörgås".into(),
-                values: vec![None, Some(f64::INFINITY)],
-                map: [(7, "seven".into())].into(),
-            };
-            let got: Thing = group.broadcast_object((me == 2).then_some(&thing), Rank(2)).unwrap();
-            assert_eq!(got, thing);
-            let mine = if me == 1 { Thing::Nothing } else { thing.clone() };
-            assert_eq!(group.all_gather_object(&mine).unwrap(), [thing.clone(), Thing::Nothing, thing]);
-            let metrics = [(format!("m{me}"), f64::from(me))].into();
-            let all = group.gather_metrics(&metrics).unwrap();
-            assert_eq!(all.len(), 3);
-            assert_eq!(all[&Rank(2)]["m2"], 2.0);
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let me = manager.rank().0;
+        let group = manager.world();
+        let thing = Thing::Named {
+            name: "räksmörgås".into(),
+            values: vec![None, Some(f64::INFINITY)],
+            map: [(7, "seven".into())].into(),
+        };
+        let got: Thing = group.broadcast_object((me == 2).then_some(&thing), Rank(2)).unwrap();
+        assert_eq!(got, thing);
+        let mine = if me == 1 { Thing::Nothing } else { thing.clone() };
+        assert_eq!(group.all_gather_object(&mine).unwrap(), [thing.clone(), Thing::Nothing, thing]);
+        let metrics = [(format!("m{me}"), f64::from(me))].into();
+        let all = group.gather_metrics(&metrics).unwrap();
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[&Rank(2)]["m2"], 2.0);
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]
@@ -174,47 +166,43 @@ fn a_layout_gives_every_rank_its_groups() {
 
 #[test]
 fn any_list_of_ranks_makes_a_group_in_the_order_given() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 4, |mut manager| {
-            let me = manager.rank();
-            for _ in 0..2 {
-                let group = manager.new_group(&[Rank(3), Rank(0), Rank(2)]).unwrap();
-                assert_eq!(group.is_none(), me.0 == 1);
-                if let Some(mut group) = group {
-                    let mut all = [0u32; 3];
-                    group.all_gather_into(&[me.0], &mut all).unwrap();
-                    assert_eq!(all, [3, 0, 2]);
-                }
+    with_ranks(&config(BackendChoice::Tcp), 4, |mut manager| {
+        let me = manager.rank();
+        for _ in 0..2 {
+            let group = manager.new_group(&[Rank(3), Rank(0), Rank(2)]).unwrap();
+            assert_eq!(group.is_none(), me.0 == 1);
+            if let Some(mut group) = group {
+                let mut all = [0u32; 3];
+                group.all_gather_into(&[me.0], &mut all).unwrap();
+                assert_eq!(all, [3, 0, 2]);
             }
-            assert!(matches!(manager.new_group(&[Rank(0), Rank(0)]), Err(Error::Invalid(_))));
-            assert!(matches!(manager.new_group(&[Rank(9)]), Err(Error::Invalid(_))));
-            manager.finalize().unwrap();
-        });
-    }
+        }
+        assert!(matches!(manager.new_group(&[Rank(0), Rank(0)]), Err(Error::Invalid(_))));
+        assert!(matches!(manager.new_group(&[Rank(9)]), Err(Error::Invalid(_))));
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]
 fn one_rank_alone_needs_nobody() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 1, |mut manager| {
-            let group = manager.tensor_parallel();
-            let mut x = [3.0f32];
-            group.all_reduce(&mut x, ReduceOp::Avg).unwrap();
-            assert_eq!(x, [3.0]);
-            assert_eq!(group.profile().rows()[0].path, "local");
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 1, |mut manager| {
+        let group = manager.tensor_parallel();
+        let mut x = [3.0f32];
+        group.all_reduce(&mut x, ReduceOp::Avg).unwrap();
+        assert_eq!(x, [3.0]);
+        assert_eq!(group.profile().rows()[0].path, "local");
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]
-fn auto_takes_shared_memory_for_threads_and_says_why_not_nccl() {
+fn auto_takes_cpus_for_threads_without_gpus_and_says_why_not_nccl() {
     let mut config = config(BackendChoice::Auto);
     // So it is on a machine with GPUs too.
     config.device.nccl = Some("/nonexistent/libnccl.so.2".into());
     config.device.cuda = Some("/nonexistent/libcuda.so.1".into());
     with_ranks(&config, 2, |manager| {
-        assert_eq!(manager.backend(), BackendKind::Loopback);
+        assert_eq!(manager.backend(), BackendKind::Tcp);
         assert!(
             manager.backend_reason().contains("not `nccl`: no rank can use it"),
             "{}",
@@ -295,37 +283,33 @@ fn the_profile_counts_calls_and_bytes_by_class() {
 
 #[test]
 fn a_monitored_barrier_names_the_latest_and_by_how_much() {
-    for backend in BOTH {
-        let reports = with_ranks(&config(backend), 3, |mut manager| {
-            if manager.rank().0 == 1 {
-                std::thread::sleep(Duration::from_millis(120));
-            }
-            let report = manager.world().monitored_barrier(Duration::from_secs(30)).unwrap();
-            manager.finalize().unwrap();
-            report
-        });
-        assert!(reports.iter().all(|r| *r == reports[0]), "all ranks hear the same");
-        assert_eq!(reports[0][0].rank, Rank(1));
-        // A lower bound only: nothing keeps a busy machine from making it later still.
-        assert!(reports[0][0].late >= Duration::from_millis(60), "{:?}", reports[0]);
-    }
+    let reports = with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        if manager.rank().0 == 1 {
+            std::thread::sleep(Duration::from_millis(120));
+        }
+        let report = manager.world().monitored_barrier(Duration::from_secs(30)).unwrap();
+        manager.finalize().unwrap();
+        report
+    });
+    assert!(reports.iter().all(|r| *r == reports[0]), "all ranks hear the same");
+    assert_eq!(reports[0][0].rank, Rank(1));
+    // A lower bound only: nothing keeps a busy machine from making it later still.
+    assert!(reports[0][0].late >= Duration::from_millis(60), "{:?}", reports[0]);
 }
 
 #[test]
 fn a_monitored_barrier_names_who_does_not_come_and_the_group_goes_on() {
-    for backend in BOTH {
-        with_ranks(&config(backend), 3, |mut manager| {
-            let group = manager.world();
-            if group.rank().0 != 2 {
-                let error = group.monitored_barrier(Duration::from_millis(200)).unwrap_err();
-                assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
-            }
-            let mut x = [1];
-            group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
-            assert_eq!(x, [3]);
-            manager.finalize().unwrap();
-        });
-    }
+    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let group = manager.world();
+        if group.rank().0 != 2 {
+            let error = group.monitored_barrier(Duration::from_millis(200)).unwrap_err();
+            assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
+        }
+        let mut x = [1];
+        group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+        assert_eq!(x, [3]);
+        manager.finalize().unwrap();
+    });
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn each_stage_reads_its_layers_and_each_rank_of_it_a_share() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
     for (tensor, stages) in [(1, 2), (2, 2), (1, 3)] {
-        let mut config = config(BackendChoice::Loopback);
+        let mut config = config(BackendChoice::Tcp);
         config.layout.pipeline_parallel = u32::try_from(stages).unwrap().try_into().unwrap();
         let reports = with_ranks(&config, tensor * stages, |mut manager| {
             *Llama::load(folder.path(), None, &mut manager).unwrap().report()

@@ -82,11 +82,6 @@ fn same_as_one_stage(
 
 #[test]
 fn stages_compute_what_one_stage_does_to_the_bit() {
-    same_as_one_stage(BackendChoice::Loopback, |folder, manager| Llama::load(folder, None, manager));
-}
-
-#[test]
-fn stages_compute_the_same_over_tcp() {
     same_as_one_stage(BackendChoice::Tcp, |folder, manager| Llama::load(folder, None, manager));
 }
 
@@ -118,7 +113,7 @@ fn stages_on_gpus_compute_what_one_stage_does() {
 
 #[test]
 fn stages_that_get_their_weights_from_one_rank_compute_the_same() {
-    same_as_one_stage(BackendChoice::Loopback, |folder, manager| {
+    same_as_one_stage(BackendChoice::Tcp, |folder, manager| {
         let folder = (manager.rank() == Rank(0)).then_some(folder);
         Llama::load_from_root(folder, None, Rank(0), manager)
     });
@@ -128,7 +123,7 @@ fn stages_that_get_their_weights_from_one_rank_compute_the_same() {
 fn more_stages_than_layers_are_refused_on_every_rank_before_weights_are_looked_for() {
     let folder = model(false);
     std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
-    for error in on_stages(BackendChoice::Loopback, (1, 6), |mut manager| {
+    for error in on_stages(BackendChoice::Tcp, (1, 6), |mut manager| {
         Llama::load(folder.path(), None, &mut manager).unwrap_err()
     }) {
         let said = error.to_string();
@@ -140,7 +135,7 @@ fn more_stages_than_layers_are_refused_on_every_rank_before_weights_are_looked_f
 #[test]
 fn a_call_with_other_groups_than_those_of_loading_is_refused() {
     let folder = model(false);
-    on_stages(BackendChoice::Loopback, (1, 2), |mut manager| {
+    on_stages(BackendChoice::Tcp, (1, 2), |mut manager| {
         let model = Llama::load(folder.path(), None, &mut manager).unwrap();
         let mut cache = model.cache(4).unwrap();
         let error = model.forward(&[1, 2], &mut cache, manager.tensor_parallel()).unwrap_err().to_string();
@@ -153,7 +148,7 @@ fn a_call_with_other_groups_than_those_of_loading_is_refused() {
 #[test]
 fn what_cannot_be_computed_is_refused_before_a_stage_sends_anything() {
     let folder = model(false);
-    on_stages(BackendChoice::Loopback, (1, 2), |mut manager| {
+    on_stages(BackendChoice::Tcp, (1, 2), |mut manager| {
         let model = Arc::new(Llama::load(folder.path(), None, &mut manager).unwrap());
         let mut decoder = model.decoder(2, 4, Passes::Graph).unwrap();
         for (pairs, expected) in [
@@ -172,24 +167,22 @@ fn what_cannot_be_computed_is_refused_before_a_stage_sends_anything() {
 #[test]
 fn a_stage_that_is_lost_is_named_by_the_others() {
     let folder = model(false);
-    for backend in [BackendChoice::Loopback, BackendChoice::Tcp] {
-        for (layout, lost) in [((1, 3), 1), ((2, 2), 3)] {
-            let errors = on_stages(backend, layout, |mut manager| {
-                let model = Llama::load(folder.path(), None, &mut manager).unwrap();
-                if manager.rank() == Rank(lost) {
-                    return None;
-                }
-                let mut cache = model.cache(4).unwrap();
-                Some(model.forward(&[1, 2], &mut cache, &mut manager).unwrap_err().to_string())
-            });
-            for (rank, error) in errors.iter().enumerate() {
-                let Some(error) = error else { continue };
-                // Rank 0 of 2 × 2 shares no group with rank 3, and hears of rank 2, which gives up for it.
-                let named = if layout == (2, 2) && rank == 0 { 2 } else { lost };
-                let name = format!("rank {named}");
-                assert!(error.contains(&name), "{backend}, {layout:?}: rank {rank} is told {error}");
+    for (layout, lost) in [((1, 3), 1), ((2, 2), 3)] {
+        let errors = on_stages(BackendChoice::Tcp, layout, |mut manager| {
+            let model = Llama::load(folder.path(), None, &mut manager).unwrap();
+            if manager.rank() == Rank(lost) {
+                return None;
             }
-            assert_eq!(errors.iter().flatten().count(), errors.len() - 1);
+            let mut cache = model.cache(4).unwrap();
+            Some(model.forward(&[1, 2], &mut cache, &mut manager).unwrap_err().to_string())
+        });
+        for (rank, error) in errors.iter().enumerate() {
+            let Some(error) = error else { continue };
+            // Rank 0 of 2 × 2 shares no group with rank 3, and hears of rank 2, which gives up for it.
+            let named = if layout == (2, 2) && rank == 0 { 2 } else { lost };
+            let name = format!("rank {named}");
+            assert!(error.contains(&name), "{layout:?}: rank {rank} is told {error}");
         }
+        assert_eq!(errors.iter().flatten().count(), errors.len() - 1);
     }
 }

@@ -18,7 +18,7 @@ fn main() -> Result<()> {
         std::env::args().skip(1).map(|n| n.parse().context(n)).collect::<Result<_>>()?;
     let &[ranks, calls] = &numbers[..] else { anyhow::bail!("expected RANKS CALLS") };
     let mut config = Config::default();
-    config.process_group.backend = if ranks == 1 { BackendChoice::Loopback } else { BackendChoice::Tcp };
+    config.process_group.backend = BackendChoice::Tcp;
     config.process_group.tcp.spin = Duration::ZERO;
     ranks::threads(&config, ranks, |mut manager| rank(manager.world(), calls))
 }

@@ -51,7 +51,7 @@ impl Carrier {
             Path::SharedMemory(_) => Some(Self::SharedMemory),
             Path::Nccl => Some(Self::Nccl),
             Path::PeerMemory(_) => Some(Self::PeerMemory),
-            Path::Local | Path::Loopback => None,
+            Path::Local => None,
         }
     }
 
@@ -120,10 +120,9 @@ pub struct Shape {
 fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }: Shape) -> Vec<Cost> {
     match path {
         // Two levels have two kinds of links, of which the probe measures one.
-        Path::Local
-        | Path::Loopback
-        | Path::Tcp(Algorithm::Hierarchical)
-        | Path::SharedMemory(Algorithm::Hierarchical) => Vec::new(),
+        Path::Local | Path::Tcp(Algorithm::Hierarchical) | Path::SharedMemory(Algorithm::Hierarchical) => {
+            Vec::new()
+        }
         Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => {
             vec![of_schedule(operation, algorithm, dtype, Shape { ranks, count })]
         }

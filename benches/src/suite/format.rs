@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(
             text.lines().next(),
             Some(
-                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"loopback","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true,"link_share":null,"expected_us":null,"expected_error_percent":null,"p25_us":20.5,"p75_us":20.5,"calls":10,"graph":false,"skew_us":null,"skew_p99_us":null}"#
+                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"tcp","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true,"link_share":null,"expected_us":null,"expected_error_percent":null,"p25_us":20.5,"p75_us":20.5,"calls":10,"graph":false,"skew_us":null,"skew_p99_us":null}"#
             )
         );
         assert_eq!(text.lines().count(), 3);

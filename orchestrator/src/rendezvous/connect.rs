@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{Config, HostPort, WorldSize};
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
-    Candidate, Epoch, Error, InProcess, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result,
-    Secret,
+    Candidate, Epoch, Error, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result, Secret,
 };
 
 use super::client::{Client, Identity, Unconnected, WeakClient};
@@ -160,10 +159,6 @@ impl Connection {
 impl Rendezvous for Connection {
     fn local_address(&self) -> Result<IpAddr> {
         self.inner().local_address()
-    }
-
-    fn in_process(&self) -> Option<InProcess> {
-        self.inner().in_process()
     }
 
     fn local_rank(&self) -> Option<LocalRank> {

@@ -19,10 +19,6 @@ impl BackendFactory for Factory {
         BackendKind::Tcp
     }
 
-    fn needs_mesh(&self) -> bool {
-        true
-    }
-
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
         match &context.listens {
             Ok(()) => Capability::usable(BackendKind::Tcp),

@@ -17,7 +17,10 @@ mod spin;
 mod tests;
 mod unexpected;
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::HashMap;
 
@@ -27,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::link::mesh::{Liveness, Peers};
 use crate::link::security::Channel;
 use crate::link::wire::frame::{Header, Kind, MAX_REASON};
-use crate::membership::roster::Member;
+use crate::membership::roster::{Cpus, Member};
 use crate::paths::host::{Links, Topology, table};
 use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
@@ -37,7 +40,7 @@ use crate::types::aligned::AlignedBytes;
 use crate::types::backend_kind::BackendKind;
 use crate::types::dtype::DType;
 use crate::types::operation::{CallFingerprint, Operation};
-use crate::types::rank::Rank;
+use crate::types::rank::{LocalRank, Rank};
 use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
 pub(crate) use factory::Factory;
@@ -103,7 +106,12 @@ impl Host {
             global_rank: members[rank.index()].rank,
             links,
             doorbell: None,
-            paths: table(&topology, Links::Sockets(""), settings.demand, &settings.tuned),
+            paths: table(
+                &topology,
+                Links::Sockets("the ranks have not agreed on shared memory"),
+                settings.demand,
+                &settings.tuned,
+            ),
             topology,
             settings,
             choices: HashMap::default(),
@@ -140,11 +148,53 @@ impl Host {
     }
 }
 
+/// Connects ranks that are threads of this process, each two by a pair of sockets.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
+    let mut slots: Vec<Vec<Option<Channel>>> =
+        (0..world_size).map(|_| (0..world_size).map(|_| None).collect()).collect();
+    for higher in 0..world_size {
+        for lower in 0..higher {
+            let (one, other) = UnixStream::pair()?;
+            slots[lower][higher] = Some(Channel::clear(one.try_into()?));
+            slots[higher][lower] = Some(Channel::clear(other.try_into()?));
+        }
+    }
+    let cpus = Cpus::current();
+    let member = |rank: Rank| Member {
+        rank,
+        local_rank: LocalRank(rank.0),
+        node_rank: 0,
+        host: "this process".into(),
+        pid: std::process::id(),
+        cpus: cpus.clone(),
+        data_address: None,
+    };
+    let members: Vec<Member> = Rank::all(world_size).map(member).collect();
+    let members: Vec<&Member> = members.iter().collect();
+    let settings = Settings {
+        demand: None,
+        tuned: Vec::new(),
+        segment: 128 << 10,
+        spin: SpinPolicy { limit: Duration::ZERO, yields: world_size > cpus.count as usize },
+        shared_memory: false,
+        liveness: None,
+    };
+    let ranks = Rank::all(world_size).zip(slots).map(|(rank, slots)| {
+        let links =
+            Peers::complete(rank.index(), slots).unwrap_or_else(|_| unreachable!("each pair has a link"));
+        Host::new(group, rank, &members, links, settings.clone())
+    });
+    Ok(ranks.collect())
+}
+
 /// Returns the algorithm of a call that takes this path.
 fn algorithm(path: Path) -> Option<Algorithm> {
     match path {
         Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => Some(algorithm),
-        Path::Local | Path::Loopback | Path::Nccl | Path::PeerMemory(_) => None,
+        Path::Local | Path::Nccl | Path::PeerMemory(_) => None,
     }
 }
 

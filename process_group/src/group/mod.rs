@@ -31,12 +31,12 @@ use ryzanstein_config::Numerics;
 
 use crate::backend::call::Interrupt;
 use crate::backend::timings::Timings;
+use crate::cpu;
 use crate::device::Device;
 use crate::device::buffer::Memory;
 use crate::device::wire::WireMemory;
 use crate::error::{Error, Result};
 use crate::factory::AnyBackend;
-use crate::loopback::LoopbackHub;
 use crate::membership::store::{MemoryStore, Store};
 use crate::observe::profile::{Profile, Recording};
 use crate::observe::recorder::{FlightRecorder, Recorder};
@@ -180,13 +180,16 @@ impl ProcessGroup {
 
     /// Creates the ranks of a group whose members are threads of this process, with a timeout of a minute and no warnings of slow
     /// calls: element `r` is rank `r`.
+    ///
+    /// # Panics
+    /// When the operating system gives no socket for each two ranks.
     pub fn loopback(world_size: usize) -> Vec<Self> {
-        let hub = LoopbackHub::new();
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let members: Vec<Rank> = Rank::all(world_size).collect();
+        let backends = cpu::threads("loopback", world_size).expect("the system gives sockets");
         Rank::all(world_size)
-            .map(|rank| {
-                let backend = hub.join("loopback", rank, &members);
+            .zip(backends)
+            .map(|(rank, backend)| {
                 let info = GroupInfo {
                     name: "loopback".into(),
                     rank,

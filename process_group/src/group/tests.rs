@@ -8,9 +8,9 @@ use crate::backend::Backend;
 use crate::backend::Completion;
 use crate::backend::call::Call;
 use crate::backend::timings::{CallTime, TimedCall, Timings};
+use crate::cpu::{self, Host};
 use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::factory::AnyBackend;
-use crate::loopback::{Loopback, LoopbackHub};
 use crate::paths::{Path, PathTable};
 use crate::testing::{LATE, in_time};
 use crate::types::dtype::DType;
@@ -124,7 +124,7 @@ struct Failing(Error, Log);
 
 impl Backend for Failing {
     fn kind(&self) -> BackendKind {
-        BackendKind::Loopback
+        BackendKind::Tcp
     }
 
     fn submit(&mut self, _: Call<'_>) -> Result<Completion> {
@@ -132,7 +132,7 @@ impl Backend for Failing {
     }
 
     fn paths(&self) -> PathTable {
-        PathTable::single(Path::Loopback, 2, "it is the only one")
+        PathTable::single(Path::Nccl, 2, "it is the only one")
     }
 
     fn force(&mut self, _: Option<Path>) -> Result<()> {
@@ -252,7 +252,7 @@ impl Drop for Timed {
 
 impl Backend for Timed {
     fn kind(&self) -> BackendKind {
-        BackendKind::Loopback
+        BackendKind::Tcp
     }
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
@@ -261,7 +261,7 @@ impl Backend for Timed {
     }
 
     fn paths(&self) -> PathTable {
-        PathTable::single(Path::Loopback, 2, "it is the only one")
+        PathTable::single(Path::Nccl, 2, "it is the only one")
     }
 
     fn force(&mut self, _: Option<Path>) -> Result<()> {
@@ -311,11 +311,11 @@ fn what_panics_without_profiling_leaves_the_group_as_it_was() {
 type Fault = fn(&CallFingerprint) -> bool;
 
 /// A backend that loses the operands of some calls.
-struct Lossy(Loopback, Fault);
+struct Lossy(Host, Fault);
 
 impl Backend for Lossy {
     fn kind(&self) -> BackendKind {
-        BackendKind::Loopback
+        BackendKind::Tcp
     }
 
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
@@ -360,11 +360,10 @@ fn the_self_check_finds_an_operation_or_a_type_that_is_wrong() {
         ("of u64", |call| call.dtype == DType::U64),
     ];
     for (named, fault) in faults {
-        let hub = LoopbackHub::new();
-        let members: Vec<Rank> = Rank::all(3).collect();
         let ranks: Vec<_> = Rank::all(3)
-            .map(|rank| {
-                let backend = Lossy(hub.join("lossy", rank, &members), fault);
+            .zip(cpu::threads("lossy", 3).unwrap())
+            .map(|(rank, backend)| {
+                let backend = Lossy(backend, fault);
                 let mut group = ProcessGroup::on(
                     info("lossy", rank.0, 3),
                     AnyBackend::Host(Box::new(backend)),

@@ -17,7 +17,7 @@ use crate::device::{Device, LibrarySearch};
 use crate::error::{Error, Result};
 use crate::factory::{ProbeContext, Together};
 use crate::group::ProcessGroup;
-use crate::link::mesh::{self, Mesh};
+use crate::link::mesh::{self, Bound, Mesh};
 use crate::link::security::Security;
 use crate::membership::layout::Layout;
 use crate::membership::rendezvous::{Membership, Rendezvous};
@@ -47,7 +47,7 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
 ///
 /// let mut config = Config::default();
-/// config.process_group.backend = BackendChoice::Loopback;
+/// config.process_group.backend = BackendChoice::Tcp;
 /// std::thread::scope(|scope| {
 ///     for rendezvous in MemoryRendezvous::new(2) {
 ///         let config = &config;
@@ -116,24 +116,19 @@ impl ProcessGroupManager {
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
         let mut factories = factories(wanted);
-        let bound = factories
-            .iter()
-            .any(|factory| factory.needs_mesh())
-            .then(|| listen(config, rendezvous))
-            .transpose();
+        let bound = listen(config, rendezvous);
         let context = ProbeContext {
             config,
             search,
             device,
             local_rank: rendezvous.local_rank(),
-            in_process: rendezvous.in_process(),
             listens: bound.as_ref().map(drop).map_err(Clone::clone),
         };
         let candidate = Candidate {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             cpus: Cpus::current(),
-            data_address: bound.as_ref().ok().and_then(|bound| Some(bound.as_ref()?.address())),
+            data_address: bound.as_ref().ok().map(Bound::address),
             wanted,
             capabilities: tracing::info_span!("probe")
                 .in_scope(|| factories.iter_mut().map(|factory| factory.probe(&context)).collect()),
@@ -170,14 +165,10 @@ impl ProcessGroupManager {
         metrics::gauge!(metric_names::WORLD_SIZE.name, "rank" => number).set(world_size as f64);
         warn_of_nccl(config, roster, *rank, backend);
         let layout = Layout::new(&config.layout, world_size)?;
-        let tuned = match backend {
-            BackendKind::Tcp | BackendKind::Nccl => {
-                tuning::agree(&config.process_group.tuning, search.state.as_deref(), &membership, deadline)?
-            }
-            BackendKind::Loopback => Vec::new(),
-        };
+        let tuned =
+            tuning::agree(&config.process_group.tuning, search.state.as_deref(), &membership, deadline)?;
         let mesh = match bound {
-            Ok(Some(bound)) if factory.needs_mesh() => {
+            Ok(bound) if world_size > 1 => {
                 let settings = mesh::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),

@@ -5,7 +5,6 @@ use ryzanstein_config::BackendChoice;
 use crate::cpu;
 use crate::factory::BackendFactory;
 use crate::gpu::nccl;
-use crate::loopback;
 use crate::types::backend_kind::BackendKind;
 
 /// Returns the factories of the backends that a choice allows, the preferred one first.
@@ -13,7 +12,6 @@ pub(crate) fn factories(choice: BackendChoice) -> Vec<Box<dyn BackendFactory>> {
     let make = |kind: &BackendKind| -> Box<dyn BackendFactory> {
         match kind {
             BackendKind::Nccl => Box::new(nccl::Factory::default()),
-            BackendKind::Loopback => Box::new(loopback::Factory::default()),
             BackendKind::Tcp => Box::new(cpu::Factory),
         }
     };

@@ -3,7 +3,6 @@
 
 pub(crate) mod capability;
 pub(crate) mod half_open;
-pub(crate) mod in_process;
 pub(crate) mod layout;
 pub(crate) mod rendezvous;
 pub(crate) mod roster;

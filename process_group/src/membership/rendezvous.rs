@@ -5,7 +5,6 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::membership::in_process::InProcess;
 use crate::membership::roster::{Candidate, Member, Roster, Secret};
 use crate::membership::select::{BackendSelection, select_backend};
 use crate::membership::store::{MemoryStore, Store};
@@ -35,11 +34,6 @@ pub trait Rendezvous: Send + Sync {
     /// Returns the local address at which the other ranks can reach this one, for the data plane to listen on.
     fn local_address(&self) -> Result<IpAddr>;
 
-    /// Returns the state that ranks of this rendezvous share, if they are threads of one process.
-    fn in_process(&self) -> Option<InProcess> {
-        None
-    }
-
     /// Returns this rank's position on its host, which determines its GPU, if it is known before joining.
     fn local_rank(&self) -> Option<LocalRank> {
         None
@@ -63,7 +57,6 @@ struct Shared {
     candidates: Mutex<Vec<Option<Candidate>>>,
     joined: Condvar,
     store: Arc<MemoryStore>,
-    in_process: InProcess,
     secret: Secret,
 }
 
@@ -80,7 +73,6 @@ impl MemoryRendezvous {
             candidates: Mutex::new(vec![None; world_size]),
             joined: Condvar::new(),
             store: Arc::new(MemoryStore::new()),
-            in_process: InProcess::new(),
             secret: Secret::random(),
         });
         Rank::all(world_size).map(|rank| Self { rank, shared: Arc::clone(&shared) }).collect()
@@ -90,10 +82,6 @@ impl MemoryRendezvous {
 impl Rendezvous for MemoryRendezvous {
     fn local_address(&self) -> Result<IpAddr> {
         Ok(IpAddr::V4(Ipv4Addr::LOCALHOST))
-    }
-
-    fn in_process(&self) -> Option<InProcess> {
-        Some(self.shared.in_process.clone())
     }
 
     fn local_rank(&self) -> Option<LocalRank> {

@@ -68,8 +68,6 @@ impl PeerAlgorithm {
 pub enum Path {
     /// Nothing to send: a group of one rank.
     Local,
-    /// Through the shared memory of one process.
-    Loopback,
     /// Between GPUs, by NCCL.
     Nccl,
     /// Between GPUs of one node, by kernels of this crate that read and write each other's memory.
@@ -83,7 +81,7 @@ pub enum Path {
 impl Path {
     /// Returns the path of this name, as [`Display`](fmt::Display) writes it.
     pub fn named(name: &str) -> Option<Self> {
-        let others = [Self::Local, Self::Loopback, Self::Nccl];
+        let others = [Self::Local, Self::Nccl];
         let peers = PeerAlgorithm::ALL.map(Self::PeerMemory);
         let all = others
             .into_iter()
@@ -98,7 +96,7 @@ impl Path {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => algorithm.suits(operation),
             Self::Local => !operation.is_point_to_point(),
-            Self::Loopback | Self::Nccl => true,
+            Self::Nccl => true,
             Self::PeerMemory(algorithm) => algorithm.suits(operation),
         }
     }
@@ -118,7 +116,7 @@ impl Path {
     const fn schedule(self) -> Option<Algorithm> {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => Some(algorithm),
-            Self::Local | Self::Loopback | Self::Nccl | Self::PeerMemory(_) => None,
+            Self::Local | Self::Nccl | Self::PeerMemory(_) => None,
         }
     }
 }
@@ -127,7 +125,6 @@ impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.pad("local"),
-            Self::Loopback => f.pad("loopback"),
             Self::Nccl => f.pad("nccl"),
             Self::PeerMemory(algorithm) => f.pad(&format!("peer/{}", algorithm.name())),
             Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),

@@ -231,17 +231,17 @@ fn a_path_that_the_group_lacks_cannot_be_forced_and_the_reason_is_told() {
 fn one_more_path_is_one_more_rule() {
     let conditions = [Condition::Operation("all_reduce"), Condition::BytesUpTo(1 << 20)];
     let quick = Rule {
-        path: Path::Loopback,
+        path: Path::Local,
         when: conditions.to_vec(),
         because: Reason::BuiltIn("it is quick for little"),
     };
     let fallback = Fallback::Always { path: Path::Nccl, because: "it can do everything" };
-    let table = PathTable::new(8, vec![Path::Loopback, Path::Nccl], vec![quick], fallback);
+    let table = PathTable::new(8, vec![Path::Local, Path::Nccl], vec![quick], fallback);
     let choice = check(&table, SUM, DType::F32, 1000);
-    assert_eq!((choice.path, choice.reason.as_str()), (Path::Loopback, "it is quick for little"));
-    assert_eq!(why_not(&choice, Path::Nccl), "`loopback` comes first: it is quick for little");
+    assert_eq!((choice.path, choice.reason.as_str()), (Path::Local, "it is quick for little"));
+    assert_eq!(why_not(&choice, Path::Nccl), "`local` comes first: it is quick for little");
     let unmet =
-        |operation, count| why_not(&check(&table, operation, DType::F32, count), Path::Loopback).to_owned();
+        |operation, count| why_not(&check(&table, operation, DType::F32, count), Path::Local).to_owned();
     assert_eq!(unmet(SUM, 1 << 20), "4 MiB are more than 1 MiB");
     assert_eq!(unmet(Operation::AllGather, 1), "preferred for all_reduce only, not for all_gather");
     let described = table.describe();
@@ -330,8 +330,8 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
     refused("tcp/direct", "tcp/tree", &["no table of `ryz tune`", "`tcp/tree` is no path"]);
     refused(
         "\"path\": \"tcp/direct\"",
-        "\"path\": \"loopback\"",
-        &["range 1", "`loopback` is no path of all_reduce"],
+        "\"path\": \"local\"",
+        &["range 1", "`local` is no path of all_reduce"],
     );
     refused("4095", "1023", &["range 1", "ends before"]);
     refused("\"broadcast\"", "\"barrier\"", &["range 2", "`barrier` is no operation"]);

@@ -11,22 +11,19 @@ use serde::{Deserialize, Serialize};
 pub enum BackendKind {
     /// NVIDIA's library, for GPUs.
     Nccl,
-    /// Ranks as threads of one process.
-    Loopback,
     /// The CPU collectives of this crate, through shared memory and sockets.
     Tcp,
 }
 
 impl BackendKind {
     /// All kinds; `auto` takes the first that every rank can use.
-    pub const BY_PREFERENCE: [Self; 3] = [Self::Nccl, Self::Loopback, Self::Tcp];
+    pub const BY_PREFERENCE: [Self; 2] = [Self::Nccl, Self::Tcp];
 
     /// Returns the kinds that a choice allows, the preferred one first.
     pub fn allowed_by(choice: BackendChoice) -> &'static [Self] {
         match choice {
             BackendChoice::Auto => &Self::BY_PREFERENCE,
             BackendChoice::Nccl => &[Self::Nccl],
-            BackendChoice::Loopback => &[Self::Loopback],
             BackendChoice::Tcp => &[Self::Tcp],
         }
     }
@@ -35,7 +32,6 @@ impl BackendKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nccl => "nccl",
-            Self::Loopback => "loopback",
             Self::Tcp => "tcp",
         }
     }

@@ -132,10 +132,6 @@ impl BackendFactory for Factory {
         BackendKind::Nccl
     }
 
-    fn needs_mesh(&self) -> bool {
-        true
-    }
-
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
         match take_gpu(context) {
             Ok(gpu) => self.gpu.insert(gpu).capability(),

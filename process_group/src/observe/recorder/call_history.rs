@@ -127,7 +127,6 @@ fn number_of(path: Option<Path>) -> u8 {
     match path {
         None => 0,
         Some(Path::Local) => 1,
-        Some(Path::Loopback) => 2,
         Some(Path::Nccl) => 3,
         Some(Path::SharedMemory(algorithm)) => SHARED + algorithm as u8,
         Some(Path::PeerMemory(algorithm)) => PEER + algorithm as u8,
@@ -138,7 +137,6 @@ fn number_of(path: Option<Path>) -> u8 {
 fn path_of(number: u8) -> Option<Path> {
     match number {
         1 => Some(Path::Local),
-        2 => Some(Path::Loopback),
         3 => Some(Path::Nccl),
         SHARED..PEER => Algorithm::ALL.get(usize::from(number - SHARED)).copied().map(Path::SharedMemory),
         PEER.. => PeerAlgorithm::ALL.get(usize::from(number - PEER)).copied().map(Path::PeerMemory),
@@ -361,7 +359,7 @@ mod tests {
         let tcp = Algorithm::ALL.map(Path::Tcp);
         let shared = Algorithm::ALL.map(Path::SharedMemory);
         let peer = PeerAlgorithm::ALL.map(Path::PeerMemory);
-        let others = [Path::Local, Path::Loopback, Path::Nccl];
+        let others = [Path::Local, Path::Nccl];
         for path in others.into_iter().chain(tcp).chain(shared).chain(peer) {
             assert_eq!(path_of(number_of(Some(path))), Some(path));
         }

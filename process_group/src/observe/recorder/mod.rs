@@ -185,7 +185,7 @@ mod tests {
 
     fn config(folder: Option<&Path>) -> Config {
         let mut config = Config::default();
-        config.process_group.backend = BackendChoice::Loopback;
+        config.process_group.backend = BackendChoice::Tcp;
         config.profile.trace_dir = folder.map(Path::to_owned);
         config
     }
@@ -231,7 +231,7 @@ mod tests {
             let world = manager.flight_recorder().record().groups.remove(0);
             assert_eq!(world.members, [Rank(0), Rank(1)]);
             let last = world.calls.last().unwrap();
-            assert_eq!((last.outcome, last.path.as_deref()), (Outcome::Done, Some("loopback")));
+            assert!(last.outcome == Outcome::Done && last.path.is_some(), "{last:?}");
             let world = manager.flight_recorder().activity().remove(0);
             assert_eq!((world.current, world.begun), (None, world.ended));
             assert_eq!(world.recent.expect("one call was timed").calls, 1, "the self-check is not counted");
