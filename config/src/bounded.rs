@@ -1,15 +1,15 @@
 //! Numbers with bounds. A value out of bounds cannot be constructed.
 
+use crate::ValueError;
 use crate::duration::LONGEST;
 use crate::setting::{Setting, public_setting};
-use crate::{ByteSize, ValueError};
 use serde::Serializer;
 use std::time::Duration;
 
 macro_rules! bounded {
     (
         $(#[$meta:meta])+
-        $name:ident($kind:ty), $accepts:expr, $expected:literal, $example:literal $(, why: $why:literal)?
+        $name:ident($kind:ty), $accepts:expr, $expected:literal, $example:literal
     ) => {
         $(#[$meta])+
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -22,8 +22,7 @@ macro_rules! bounded {
                 if accepts(value) {
                     return Ok(Self(value));
                 }
-                let why: &[&str] = &[$($why)?];
-                Err(Self::refuse(format!("`{}`", value.show()), why.first().map(ToString::to_string)))
+                Err(Self::refuse(format!("`{}`", value.show()), None))
             }
 
             /// Returns the number.
@@ -102,22 +101,6 @@ impl Timeout {
         );
         Self(Duration::from_millis(milliseconds))
     }
-}
-
-bounded! {
-    /// The size of a pipelined segment of a message: 4KiB to 16MiB.
-    #[derive(Eq, Ord, Hash)]
-    Segment(ByteSize), |size| (ByteSize::kib(4)..=ByteSize::mib(16)).contains(&size),
-    "a size from 4KiB to 16MiB", "256KiB"
-}
-
-bounded! {
-    /// The size of a socket's buffer: 64KiB to 1GiB. A packet of the loopback interface carries almost 64KiB. If the buffers are
-    /// smaller, parts of a packet wait for the delayed acknowledgement of the other end, 40 ms each.
-    #[derive(Eq, Ord, Hash)]
-    SocketBuffer(ByteSize), |size| (ByteSize::kib(64)..=ByteSize::mib(1024)).contains(&size),
-    "a size from 64KiB to 1GiB", "256KiB",
-    why: "a packet of the loopback interface carries almost 64KiB; pieces of one wait for delayed acknowledgements"
 }
 
 bounded! {

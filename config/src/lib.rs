@@ -57,7 +57,7 @@ mod size;
 mod source;
 mod tuning;
 
-pub use bounded::{Fraction, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
+pub use bounded::{Fraction, RecordedCalls, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{
     AlgorithmChoice, BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat,
     ModelDType, NcclProfile, Numerics,

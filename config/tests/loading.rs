@@ -206,8 +206,8 @@ fn a_misspelled_name_in_the_file_is_refused_with_the_nearest() {
 #[test]
 fn a_name_under_the_wrong_section_is_found_under_the_right_one() {
     assert_eq!(
-        file_refusal("socket_buffer = '1MiB'\n"),
-        "unknown setting: `socket_buffer` (file ryzanstein.toml); did you mean `process_group.tcp.socket_buffer`?"
+        file_refusal("shared_memory = true\n"),
+        "unknown setting: `shared_memory` (file ryzanstein.toml); did you mean `process_group.tcp.shared_memory`?"
     );
 }
 
@@ -293,11 +293,6 @@ fn a_wrong_value_is_refused_with_its_source_what_was_expected_and_an_example() {
             "process_group.backend",
             "ncll",
             "expected one of auto, nccl, tcp (or gloo), such as `auto`, not `ncll` (did you mean `nccl`?)",
-        ),
-        (
-            "process_group.tcp.segment",
-            "1KiB",
-            "expected a size from 4KiB to 16MiB, such as `256KiB`, not `1KiB`",
         ),
         (
             "process_group.coalesce",

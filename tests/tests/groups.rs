@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ryz::doctor::measure_links;
-use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
+use ryzanstein_config::{AlgorithmChoice, BackendChoice};
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};
-use ryzanstein_tests::{SOON, config, encrypted, on_hosts, same_bits, with_ranks};
+use ryzanstein_tests::{SOON, config, encrypted, on_hosts, same_bits, sockets, with_ranks};
 use serde::{Deserialize, Serialize};
 
 /// The doctor measures between the first ranks of three hosts.
@@ -338,10 +338,8 @@ fn seven_and_sixteen_ranks_sum_gather_and_exchange() {
 
 #[test]
 fn neighbours_that_all_send_first_do_not_wait_for_each_other() {
-    let mut config = config(BackendChoice::Tcp);
-    // Small enough that the long messages do not fit: they are taken in, in pieces, while their receiver sends.
-    config.process_group.tcp.socket_buffer = Some(ByteSize::kib(128).try_into().unwrap());
-    with_ranks(&config, 4, |mut manager| {
+    // The long messages do not fit the sockets: they are taken in, in pieces, while their receiver sends.
+    with_ranks(&sockets(), 4, |mut manager| {
         let group = manager.world();
         let (me, n) = (group.rank().0, 4);
         for (round, length) in [300_000, 1, 70_000, 1_000_000, 12_345].into_iter().enumerate() {

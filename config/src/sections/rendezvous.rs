@@ -17,7 +17,7 @@ section! {
         launcher: LauncherChoice = "auto",
         /// The maximum time to wait for all ranks to join.
         timeout: Timeout = "1m",
-        /// The time limit for a new connection to authenticate.
+        /// The time limit for a new connection to authenticate, to the rendezvous or between ranks.
         handshake_timeout: Timeout = "5s",
         /// The maximum size of a message.
         max_message: ByteSize = "1MiB",

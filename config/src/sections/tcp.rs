@@ -1,7 +1,7 @@
 //! `[process_group.tcp]`
 
 use super::section;
-use crate::{AlgorithmChoice, Segment, SocketBuffer, Timeout};
+use crate::AlgorithmChoice;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -14,18 +14,10 @@ section! {
         bind: Option<IpAddr> = "",
         /// The algorithm on CPUs, for every operation that has it. If all ranks are on one host, any value but `auto` keeps their links on sockets.
         algorithm: AlgorithmChoice = "auto",
-        /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where larger buffers
-        /// would only exceed the CPU cache, and the kernel's auto-tuning between hosts. At least 64KiB: with less, parts of a
-        /// large packet wait for delayed acknowledgements. A Unix socket has a send buffer only.
-        socket_buffer: Option<SocketBuffer> = "",
-        /// The size of a pipelined segment.
-        segment: Segment = "128KiB",
         /// Exchange data between ranks of one host through shared memory, where the system allows it, instead of sockets. If all
         /// ranks are on one host, an `algorithm` other than `auto` keeps them on sockets.
         shared_memory: bool = "true",
         /// The time to poll for data from other ranks before sleeping: lower latency at the price of a busy core; 0s never polls.
         spin: Duration = "50us",
-        /// The time limit for the handshake of a peer's new connection.
-        handshake_timeout: Timeout = "5s",
     }
 }

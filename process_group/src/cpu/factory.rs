@@ -40,7 +40,6 @@ impl BackendFactory for Factory {
                 AlgorithmChoice::Hierarchical => Some(Algorithm::Hierarchical),
             },
             tuned: group.tuned.to_vec(),
-            segment: tcp.segment.get().as_usize(),
             spin: SpinPolicy { limit: tcp.spin, yields: group.cpus_are_short },
             shared_memory: tcp.shared_memory,
             liveness: group.mesh.map(Mesh::liveness),

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 
+use super::SEGMENT;
 use super::shared::ByteQueues;
 use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::link::security::{Channel, Socket};
-use crate::link::wire::frame::{HEADER, Header, MAX_REASON};
+use crate::link::wire::frame::{HEADER, Header};
 use crate::membership::roster::Member;
 use crate::types::rank::Rank;
 
@@ -85,14 +86,12 @@ pub(super) enum Sent {
 pub(super) struct NoHeader;
 
 impl Link {
-    /// Creates a link. `segment` is the maximum number of bytes that are read ahead.
-    pub(super) fn new(peer: Member, channel: Channel, segment: usize) -> Self {
+    pub(super) fn new(peer: Member, channel: Channel) -> Self {
         Self {
             peer,
             channel,
             shared: None,
-            // A control frame must fit completely.
-            rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
+            rx: vec![0; SEGMENT + HEADER],
             rx_start: 0,
             rx_end: 0,
             header: None,
@@ -460,9 +459,6 @@ mod tests {
     use crate::types::dtype::DType;
     use crate::types::operation::{CallFingerprint, Operation};
 
-    /// Maximum number of bytes that a link reads ahead.
-    const SEGMENT: usize = 4096;
-
     fn header(kind: Kind, length: usize) -> [u8; HEADER] {
         let fingerprint =
             CallFingerprint { operation: Operation::AllGather, dtype: DType::U8, count: length };
@@ -473,7 +469,7 @@ mod tests {
     /// Returns a link, and its other end.
     fn link() -> (Link, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        (Link::new(member(Rank(1)), Channel::clear(here.try_into().unwrap()), SEGMENT), there)
+        (Link::new(member(Rank(1)), Channel::clear(here.try_into().unwrap())), there)
     }
 
     /// Returns all bytes that the link delivers, in order.
@@ -491,7 +487,7 @@ mod tests {
 
     #[test]
     fn an_expected_message_goes_where_it_belongs_as_far_as_the_buffer_could_take_it() {
-        for length in [1, SEGMENT, 3 * SEGMENT] {
+        for length in [1, SEGMENT, SEGMENT + 100] {
             let (mut link, mut there) = link();
             let payload: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
             let expected = header(Kind::Data, length);

@@ -51,6 +51,9 @@ use spin::SpinPolicy;
 /// Maximum number of remembered choices and programs. A model has few shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
 
+/// Number of bytes of a pipelined piece of a message.
+const SEGMENT: usize = 128 << 10;
+
 /// Settings of a group's links.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -58,8 +61,6 @@ pub(crate) struct Settings {
     pub(crate) demand: Option<Algorithm>,
     /// Ranges of `ryz tune`'s table for groups of this size.
     pub(crate) tuned: Vec<TunedRange>,
-    /// Bytes of a pipelined piece.
-    pub(crate) segment: usize,
     /// Policy for polling before sleeping.
     pub(crate) spin: SpinPolicy,
     /// True if links may go through memory.
@@ -97,8 +98,7 @@ impl Host {
         connections: Peers<Channel>,
         settings: Settings,
     ) -> Self {
-        let links = connections
-            .map(|peer, channel| Link::new(members[peer.index()].clone(), channel, settings.segment));
+        let links = connections.map(|peer, channel| Link::new(members[peer.index()].clone(), channel));
         let topology = Topology::of(members);
         Self {
             group: group.to_owned(),
@@ -177,7 +177,6 @@ pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
     let settings = Settings {
         demand: None,
         tuned: Vec::new(),
-        segment: 128 << 10,
         spin: SpinPolicy { limit: Duration::ZERO, yields: world_size > cpus.count as usize },
         shared_memory: false,
         liveness: None,
@@ -227,7 +226,6 @@ impl Backend for Host {
                 group: &self.group,
                 rank: self.rank,
                 global_rank: self.global_rank,
-                segment: self.settings.segment,
                 spin: self.settings.spin,
                 doorbell: self.doorbell.as_ref(),
                 history: &self.history,
@@ -267,7 +265,7 @@ impl Backend for Host {
 fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Channel>>, why: &Error) {
     for (member, connection) in members.iter().zip(connections) {
         if let Some(channel) = connection {
-            abort(&mut Link::new((*member).clone(), channel, 0), me, why);
+            abort(&mut Link::new((*member).clone(), channel), me, why);
         }
     }
 }

@@ -40,7 +40,6 @@ fn settings(spin: Duration) -> Settings {
     Settings {
         demand: None,
         tuned: Vec::new(),
-        segment: 64 << 10,
         spin: SpinPolicy { limit: spin, yields: true },
         shared_memory: false,
         liveness: None,
@@ -355,7 +354,7 @@ fn a_rank_that_does_not_make_the_group_is_named() {
 fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
     let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
     let security = Security::new(&SecurityConfig::default()).unwrap();
-    let settings = mesh::Settings { handshake: LATE, socket_buffer: None, security };
+    let settings = mesh::Settings { handshake: LATE, security };
     let mesh = Mesh::start(bound, Epoch(1), Rank(0), Secret::new([7; 32]), &settings).unwrap();
     // The kernel accepts connections for a stopped process.
     let stopped = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -170,8 +170,7 @@ impl ProcessGroupManager {
         let mesh = match bound {
             Ok(bound) if world_size > 1 => {
                 let settings = mesh::Settings {
-                    handshake: config.process_group.tcp.handshake_timeout.get(),
-                    socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
+                    handshake: config.rendezvous.handshake_timeout.get(),
                     security: Security::new(&config.security)?,
                 };
                 Some(Mesh::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)

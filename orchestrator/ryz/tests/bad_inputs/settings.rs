@@ -106,8 +106,6 @@ pub(crate) fn variables() -> Vec<Case> {
         ("PROCESS_GROUP__SELF_CHECK", &["yes", "1", ""], &["true or false"]),
         ("PROCESS_GROUP__COALESCE", &["25mb", "-1", "1.5MiB", "99999999999TiB"], &["a size in bytes"]),
         ("PROCESS_GROUP__TUNING", &["", " "], &["auto, off, or the path of a file"]),
-        ("PROCESS_GROUP__TCP__SEGMENT", &["1KiB", "1GiB"], &["a size from 4KiB to 16MiB"]),
-        ("PROCESS_GROUP__TCP__SOCKET_BUFFER", &["1KiB", "2GiB"], &["a size from 64KiB to 1GiB"]),
         ("MODEL__DTYPE", &["f64", "int8"], &["one of"]),
         ("MODEL__TEMPERATURE", &["-1", "NaN", "inf", "hot"], &["a number, 0 or more"]),
         ("MODEL__TOP_P", &["0", "1.5", "NaN"], &["more than 0 and at most 1"]),

@@ -12,6 +12,7 @@ pub(super) use mismatch::History;
 
 use std::time::{Duration, Instant};
 
+use super::SEGMENT;
 use super::compiled::{Compiled, Copy, Send};
 use super::link::{Link, Sent};
 use super::shared::Doorbell;
@@ -55,7 +56,6 @@ pub(super) struct Context<'a> {
     pub(super) rank: Rank,
     /// Global rank, for errors.
     pub(super) global_rank: Rank,
-    pub(super) segment: usize,
     pub(super) spin: SpinPolicy,
     /// The doorbell that wakes this rank, where links go through memory.
     pub(super) doorbell: Option<&'a Doorbell>,
@@ -317,7 +317,7 @@ impl Run<'_> {
             let (done, allowed) = (self.progress.done[node], self.allowed(node));
             let left = length - done;
             // Sends whole segments, not small pieces; but bytes that fit together with the header are sent with it.
-            if allowed - done < left.min(self.context.segment) {
+            if allowed - done < left.min(SEGMENT) {
                 break;
             }
             let payload = self.spaces.read(region, self.fingerprint.dtype.size(), done, allowed);

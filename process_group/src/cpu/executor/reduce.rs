@@ -1,6 +1,7 @@
 //! Reduces received elements with local ones.
 
 use super::{Run, Spaces};
+use crate::cpu::SEGMENT;
 use crate::cpu::compiled::{Operand, Reduction};
 use crate::cpu::link::Moved;
 use crate::cpu::reduce::{self, Source};
@@ -14,9 +15,8 @@ impl Run<'_> {
     pub(super) fn reduce(&mut self, from: Peer, reduction: &Reduction) -> Result<bool> {
         let Reduction { node, ref peers, .. } = *reduction;
         let (length, done) = (self.length(node), self.progress.done[node]);
-        let segment = self.context.segment;
         let link = &mut self.links[from];
-        let read = match link.read_ahead((length - done).min(segment)) {
+        let read = match link.read_ahead((length - done).min(SEGMENT)) {
             Moved::Bytes(bytes) => bytes > 0,
             Moved::Closed if link.buffered().len() < length - done => return Err(self.lost(from)),
             Moved::WouldBlock | Moved::Closed => false,
@@ -25,7 +25,7 @@ impl Run<'_> {
             return Ok(read);
         }
         let size = self.size();
-        let mut ready = (self.allowed(node) - done).min(segment - segment % size);
+        let mut ready = (self.allowed(node) - done).min(SEGMENT);
         for &peer in peers {
             ready = ready.min(self.links[peer].buffered().len());
         }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::Run;
+use crate::cpu::SEGMENT;
 use crate::cpu::compiled::{Receive, Target};
 use crate::cpu::link::Link;
 use crate::cpu::poll::poll_for;
@@ -86,7 +87,7 @@ impl Run<'_> {
         match into {
             Target::Region(_) => self.allowed(node) > done,
             Target::Reduction(_) => {
-                let wanted = (self.length(node) - done).min(self.context.segment);
+                let wanted = (self.length(node) - done).min(SEGMENT);
                 self.links[peer].buffered().len() < wanted
             }
         }

@@ -113,7 +113,7 @@ mod tests {
     fn a_process_that_accepts_and_says_nothing_is_silent_and_a_rank_is_not() {
         let bound = || Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
         let security = Security::new(&SecurityConfig::default()).unwrap();
-        let settings = Settings { handshake: LATE, socket_buffer: None, security };
+        let settings = Settings { handshake: LATE, security };
         let (mine, theirs) = (bound(), bound());
         let address = theirs.address();
         let start = |bound, rank| Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings);

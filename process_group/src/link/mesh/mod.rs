@@ -20,7 +20,7 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::link::security::{Channel, Security, Socket};
+use crate::link::security::{Channel, Security};
 use crate::link::wire::hello::LinkId;
 use crate::membership::half_open::HalfOpen;
 use crate::membership::roster::{Member, Secret};
@@ -79,7 +79,6 @@ impl Bound {
 pub(crate) struct Mesh {
     epoch: Epoch,
     me: Rank,
-    socket_buffer: Option<usize>,
     dialler: Dialler,
     arrivals: Arc<Arrivals>,
     /// The thread that accepts and dials links.
@@ -106,7 +105,6 @@ impl From<Box<Unconnected>> for Error {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) handshake: Duration,
-    pub(crate) socket_buffer: Option<usize>,
     /// Protection of the links.
     pub(crate) security: Security,
 }
@@ -120,14 +118,13 @@ impl Mesh {
         settings: &Settings,
     ) -> Result<Self> {
         let arrivals = Arc::new(Arrivals::default());
-        let Settings { handshake, socket_buffer, ref security } = *settings;
-        let security = security.clone();
+        let Settings { handshake, security } = settings.clone();
         let prover = Arc::new(Prover { secret, security, limit: handshake });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
         let runtime =
             RuntimeThread::start("ryz-accept").map_err(Error::system("cannot start accepting links"))?;
         runtime.handle().spawn(acceptor.accept(bound, HalfOpen::default()));
-        Ok(Self { epoch, me, socket_buffer, dialler: Dialler(prover), arrivals, runtime })
+        Ok(Self { epoch, me, dialler: Dialler(prover), arrivals, runtime })
     }
 
     /// Returns a check of whether the processes of other ranks respond.
@@ -227,29 +224,24 @@ impl Mesh {
         refusals
     }
 
+    /// Sets the buffers of links within this host. The kernel tunes those between hosts.
     fn tune_all(&self, members: &[&Member], connections: &Peers<Channel>) -> Result<()> {
         let my_host = self.host(members);
-        connections.pairs().try_for_each(|(peer, connection)| {
-            let member = members[connections.rank(peer).index()];
-            self.tune(connection.socket(), my_host == Some(&member.host))
-        })
+        for (peer, connection) in connections.pairs() {
+            if my_host == Some(&members[connections.rank(peer).index()].host) {
+                let socket = socket2::SockRef::from(connection.socket());
+                let tuned = socket.set_send_buffer_size(LOCAL_BUFFER);
+                tuned
+                    .and_then(|()| socket.set_recv_buffer_size(LOCAL_BUFFER))
+                    .map_err(Error::system("cannot set up a link"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the host of this rank, which is a member.
     fn host<'a>(&self, members: &[&'a Member]) -> Option<&'a String> {
         members.iter().find(|member| member.rank == self.me).map(|member| &member.host)
-    }
-
-    fn tune(&self, socket: &Socket, same_host: bool) -> Result<()> {
-        let tune = || {
-            if let Some(bytes) = self.socket_buffer.or(same_host.then_some(LOCAL_BUFFER)) {
-                let socket = socket2::SockRef::from(socket);
-                socket.set_send_buffer_size(bytes)?;
-                socket.set_recv_buffer_size(bytes)?;
-            }
-            Ok(())
-        };
-        tune().map_err(Error::system("cannot set up a link"))
     }
 
     /// Waits for a member to dial, until the deadline, or until it is clear that it never will.
@@ -324,7 +316,7 @@ mod tests {
 
     fn start_with(bound: Bound, rank: u32, encryption: EncryptionChoice) -> Mesh {
         let security = Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
-        let settings = Settings { handshake: Duration::from_secs(20), socket_buffer: None, security };
+        let settings = Settings { handshake: Duration::from_secs(20), security };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
     }
 
