@@ -1,20 +1,28 @@
 //! Accepts links from the ranks that dial this one.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
 use super::{Bound, RETRY};
-use crate::link::security::{self, Connecting, Protection};
+use crate::link::security::{self, Channel, Connecting, Protection};
+use crate::link::wire::hello::LinkId;
 use crate::membership::half_open::{AdmissionToken, HalfOpen};
 use crate::types::rank::{Epoch, Rank};
 use crate::types::sync::lock;
+
+/// Connections that other ranks have made and that this rank has not asked for yet.
+#[derive(Default, Debug)]
+pub(super) struct Arrivals {
+    pub(super) links: Mutex<HashMap<LinkId, Channel>>,
+    pub(super) arrived: Condvar,
+}
 
 /// The state with which this rank accepts links.
 pub(super) struct Acceptor {
@@ -70,7 +78,7 @@ impl Acceptor {
         if let Some((id, connection)) =
             self.prover.accept(stream, here, self.epoch, self.me, admission).await?
         {
-            lock(&self.arrivals.links).keep(id, connection);
+            lock(&self.arrivals.links).insert(id, connection);
             self.arrivals.arrived.notify_all();
         }
         Ok(())

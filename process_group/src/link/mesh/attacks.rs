@@ -11,8 +11,7 @@ use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::accept::Acceptor;
-use super::arrivals::Arrivals;
+use super::accept::{Acceptor, Arrivals};
 use super::dial::Dialler;
 use super::prove::{HandshakeError, Prover};
 use super::{Bound, unix};

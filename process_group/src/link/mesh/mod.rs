@@ -3,7 +3,6 @@
 //! On CPUs the links carry the data of collectives; with GPUs they carry control messages.
 
 mod accept;
-mod arrivals;
 #[cfg(test)]
 mod attacks;
 mod dial;
@@ -27,8 +26,7 @@ use crate::membership::roster::{Member, Secret};
 use crate::types::rank::{Epoch, Rank};
 use crate::types::runtime_thread::RuntimeThread;
 use crate::types::sync::lock;
-use accept::Acceptor;
-use arrivals::Arrivals;
+use accept::{Acceptor, Arrivals};
 use dial::{Dialler, Unreached};
 pub(crate) use liveness::{Liveness, Pulse};
 pub(crate) use peers::{Peer, Peers};
@@ -271,7 +269,7 @@ impl Mesh {
     ) -> Result<Option<Channel>, Lost> {
         let mut links = lock(&self.arrivals.links);
         loop {
-            if let Some(connection) = links.links.remove(id) {
+            if let Some(connection) = links.remove(id) {
                 return Ok(Some(connection));
             }
             if gone.load(Ordering::Acquire) {
