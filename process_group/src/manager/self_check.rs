@@ -47,7 +47,7 @@ pub(crate) fn run(group: &mut ProcessGroup) -> Result<()> {
 }
 
 macro_rules! of_each {
-    ($($variant:ident, $type:ty, $name:literal, $acc:ty;)*) => {
+    ($($variant:ident, $type:ty, $name:literal;)*) => {
         /// Runs an all-reduce of every element type, on the paths that the group chooses.
         fn dtypes(group: &mut ProcessGroup) -> Result<()> {
             $(all_reduce::<$type>(group, LENGTHS[0], None)?;)*

@@ -2,22 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Calls `$then! { Variant, type, "name", accumulator; … }` with every element type.
-///
-/// The accumulator is the type of a reduction's computation: `f32` for the 16-bit floats, else the type itself.
+/// Calls `$then! { Variant, type, "name"; … }` with every element type.
 macro_rules! for_each_dtype {
     ($then:ident) => {
         $then! {
-            F32, f32, "f32", f32;
-            F64, f64, "f64", f64;
-            F16, half::f16, "f16", f32;
-            BF16, half::bf16, "bf16", f32;
-            I8, i8, "i8", i8;
-            U8, u8, "u8", u8;
-            I32, i32, "i32", i32;
-            U32, u32, "u32", u32;
-            I64, i64, "i64", i64;
-            U64, u64, "u64", u64;
+            F32, f32, "f32";
+            F64, f64, "f64";
+            F16, half::f16, "f16";
+            BF16, half::bf16, "bf16";
+            I8, i8, "i8";
+            U8, u8, "u8";
+            I32, i32, "i32";
+            U32, u32, "u32";
+            I64, i64, "i64";
+            U64, u64, "u64";
         }
     };
 }
@@ -41,7 +39,7 @@ pub trait Element:
 }
 
 macro_rules! define {
-    ($($variant:ident, $type:ty, $name:literal, $acc:ty;)*) => {
+    ($($variant:ident, $type:ty, $name:literal;)*) => {
         /// The element type of a buffer.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
@@ -138,47 +136,16 @@ impl std::str::FromStr for DType {
 /// Runs `$body` with `$T` bound to the Rust type of a [`DType`].
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
+        $crate::types::dtype::with_element! { @ $dtype, $T => $body;
+            F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64
+        }
+    };
+    (@ $dtype:expr, $T:ident => $body:expr; $($variant:ident $type:ty),*) => {
         match $dtype {
-            $crate::types::dtype::DType::F32 => {
-                type $T = f32;
+            $($crate::types::dtype::DType::$variant => {
+                type $T = $type;
                 $body
-            }
-            $crate::types::dtype::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::types::dtype::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            $crate::types::dtype::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            $crate::types::dtype::DType::I8 => {
-                type $T = i8;
-                $body
-            }
-            $crate::types::dtype::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            $crate::types::dtype::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            $crate::types::dtype::DType::U32 => {
-                type $T = u32;
-                $body
-            }
-            $crate::types::dtype::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            $crate::types::dtype::DType::U64 => {
-                type $T = u64;
-                $body
-            }
+            })*
         }
     };
 }
