@@ -81,7 +81,7 @@ pub use observe::recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, G
 pub use types::backend_kind::BackendKind;
 pub use types::dtype::{DType, Element, UnknownDType};
 pub use types::operation::{CallFingerprint, Operation, ReduceOp};
-pub use types::rank::{Epoch, LocalRank, NoRank, Rank};
+pub use types::rank::{Epoch, LocalRank, Rank};
 
 // For the other crates of this repository; not part of the API, may change at any time.
 #[doc(hidden)]

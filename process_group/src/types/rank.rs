@@ -23,12 +23,6 @@ macro_rules! ordinal {
                 self.0.fmt(f)
             }
         }
-
-        impl From<$inner> for $name {
-            fn from(value: $inner) -> Self {
-                Self(value)
-            }
-        }
     };
 }
 
@@ -43,19 +37,6 @@ ordinal! {
 ordinal! {
     /// A generation of the roster. Everything of an older epoch is rejected.
     Epoch(u64)
-}
-
-/// Error: the number is not a rank, as ranks have 32 bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0} is no rank: the greatest is {max}", max = u32::MAX)]
-pub struct NoRank(pub usize);
-
-impl TryFrom<usize> for Rank {
-    type Error = NoRank;
-
-    fn try_from(index: usize) -> Result<Self, NoRank> {
-        u32::try_from(index).map(Self).map_err(|_| NoRank(index))
-    }
 }
 
 impl Rank {
@@ -73,17 +54,5 @@ pub(crate) fn list(ranks: &[Rank]) -> String {
         [first @ .., last] => {
             format!("{} and {last}", first.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_index_becomes_a_rank_and_back_unless_it_is_too_great() {
-        assert_eq!(Rank::try_from(7usize).unwrap().index(), 7);
-        let error = Rank::try_from(1usize << 32).unwrap_err();
-        assert_eq!(error.to_string(), "4294967296 is no rank: the greatest is 4294967295");
     }
 }
