@@ -61,8 +61,7 @@ choice! {
 }
 
 choice! {
-    /// The algorithm of collectives on CPUs, for every operation that has it. If all ranks are on one host, any algorithm but `auto` keeps their links on
-    /// sockets.
+    /// The algorithm of collectives on CPUs, for every operation that has it.
     AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct, hierarchical", "auto" {
         /// The cheapest algorithm for each message, by the cost model.
         Auto = "auto",

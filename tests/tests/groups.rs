@@ -213,18 +213,21 @@ fn auto_takes_cpus_for_threads_without_gpus_and_says_why_not_nccl() {
 
 #[test]
 fn a_demanded_algorithm_is_taken_where_there_is_one() {
-    let mut config = config(BackendChoice::Tcp);
-    config.process_group.tcp.algorithm = AlgorithmChoice::Ring;
-    with_ranks(&config, 3, |mut manager| {
-        let group = manager.world();
-        group.all_reduce(&mut [0.0f32; 4], ReduceOp::Sum).unwrap();
-        group.all_to_all(&mut [0.0f32; 3]).unwrap();
-        let rows = group.profile().rows();
-        let path = |op: &str| rows.iter().find(|r| r.op == op).unwrap().path.clone();
-        assert_eq!(path("all_reduce"), Path::Tcp(Algorithm::Ring).to_string());
-        assert_eq!(path("all_to_all"), Path::Tcp(Algorithm::Direct).to_string());
-        manager.finalize().unwrap();
-    });
+    for (mut config, link) in
+        [(config(BackendChoice::Tcp), Path::SharedMemory as fn(_) -> _), (sockets(), Path::Tcp)]
+    {
+        config.process_group.tcp.algorithm = AlgorithmChoice::Ring;
+        with_ranks(&config, 3, |mut manager| {
+            let group = manager.world();
+            group.all_reduce(&mut [0.0f32; 4], ReduceOp::Sum).unwrap();
+            group.all_to_all(&mut [0.0f32; 3]).unwrap();
+            let rows = group.profile().rows();
+            let path = |op: &str| rows.iter().find(|r| r.op == op).unwrap().path.clone();
+            assert_eq!(path("all_reduce"), link(Algorithm::Ring).to_string());
+            assert_eq!(path("all_to_all"), link(Algorithm::Direct).to_string());
+            manager.finalize().unwrap();
+        });
+    }
 }
 
 #[test]
@@ -390,7 +393,7 @@ proptest! {
     fn all_ranks_get_the_same_bits_of_inexact_sums(
         n in 2..=6usize, count in 1..20_000usize, algorithm in 0..5usize, seed: u64, half: bool,
     ) {
-        let mut config = config(BackendChoice::Tcp);
+        let mut config = sockets();
         config.process_group.tcp.algorithm = AlgorithmChoice::ALL[algorithm];
         let value = |rank: u32, i: usize| {
             let mut s = seed ^ (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -12,10 +12,9 @@ section! {
         interface: Option<String> = "",
         /// The local address on which peers connect; overrides `process_group.tcp.interface`.
         bind: Option<IpAddr> = "",
-        /// The algorithm on CPUs, for every operation that has it. If all ranks are on one host, any value but `auto` keeps their links on sockets.
+        /// The algorithm on CPUs, for every operation that has it.
         algorithm: AlgorithmChoice = "auto",
-        /// Exchange data between ranks of one host through shared memory, where the system allows it, instead of sockets. If all
-        /// ranks are on one host, an `algorithm` other than `auto` keeps them on sockets.
+        /// Exchange data between ranks of one host through shared memory, where the system allows it, instead of sockets.
         shared_memory: bool = "true",
         /// The time to poll for data from other ranks before sleeping: lower latency at the price of a busy core; 0s never polls.
         spin: Duration = "50us",

@@ -15,16 +15,14 @@ use crate::types::dtype::DType;
 use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
 
 /// Reasons for which links within a host stay on sockets. The ranks of the host exchange the index and take the smallest.
-const REASONS: [&str; 3] = [
+const REASONS: [&str; 2] = [
     "process_group.tcp.shared_memory is false",
-    "process_group.tcp.algorithm demands an algorithm over sockets",
     "a rank could not create or open shared memory (another user, separate containers, or a security policy); its debug log has the error",
 ];
 /// The reason for which all links of a group on several hosts count as sockets.
 const NOT_EVERYWHERE: &str = "the ranks are on several hosts, and those of one host do not share memory: process_group.tcp.shared_memory \
                               is false there, or a rank's debug log has the error";
-const DEMANDED: u8 = 1;
-const REFUSED: u8 = 2;
+const REFUSED: u8 = 1;
 /// No reason: links go through shared memory.
 const SHARED: u8 = REASONS.len() as u8;
 
@@ -75,13 +73,12 @@ impl Host {
         if ranks.len() == 1 {
             return Ok((SHARED, None));
         }
-        let (mut standing, offered) = match (self.settings.shared_memory, self.settings.demand) {
-            (false, _) => (0, None),
-            (true, Some(_)) if is_one_host => (DEMANDED, None),
-            (true, _) => match ExportedSegment::new(place, ranks.len(), !is_one_host) {
-                Ok(offered) => (SHARED, Some(offered)),
-                Err(error) => (refused("this rank", &error), None),
-            },
+        let created =
+            self.settings.shared_memory.then(|| ExportedSegment::new(place, ranks.len(), !is_one_host));
+        let (mut standing, offered) = match created {
+            None => (0, None),
+            Some(Ok(offered)) => (SHARED, Some(offered)),
+            Some(Err(error)) => (refused("this rank", &error), None),
         };
         let mine = offered.as_ref().map_or([0; SEGMENT_HANDLE], |it| it.introduction().encode());
         let peers: Vec<(usize, Peer)> = ranks

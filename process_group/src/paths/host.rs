@@ -87,7 +87,8 @@ pub(crate) fn table(
     let model =
         LinkModel { within, between: TCP, reduce: REDUCE, switch: SWITCH, parallel: topology.parallel };
     let fallback = Fallback::Cheapest { model, hosts: hosts.clone() };
-    let table = PathTable::new(hosts.world_size(), paths, rules, fallback).demanding(demand);
+    let table = PathTable::new(hosts.world_size(), paths, rules, fallback)
+        .demanding(demand.map(|algorithm| links.path(algorithm)));
     let table = match links {
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
         Links::SharedWithinHosts => table.without(

@@ -198,8 +198,8 @@ pub(crate) struct PathTable {
     /// The rules, in order of preference.
     rules: Vec<Rule>,
     fallback: Fallback,
-    /// The algorithm that the user demands for every operation that supports it.
-    demand: Option<Algorithm>,
+    /// The path that the user demands for every operation that supports it.
+    demand: Option<Path>,
     forced: Option<Path>,
 }
 
@@ -254,10 +254,10 @@ impl PathTable {
         self
     }
 
-    /// Records the user's demand of an algorithm for every operation that supports it.
+    /// Records the user's demand of a path for every operation that supports it, if the group has the path.
     #[must_use]
-    pub(crate) fn demanding(mut self, algorithm: Option<Algorithm>) -> Self {
-        self.demand = algorithm;
+    pub(crate) fn demanding(mut self, path: Option<Path>) -> Self {
+        self.demand = path.filter(|path| self.paths.contains(path));
         self
     }
 
@@ -358,11 +358,8 @@ impl PathTable {
     }
 
     fn decide(&self, query: &Query) -> (Path, Decision) {
-        if let Some(forced) = self.forced.filter(|path| path.takes(query)) {
-            return (forced, Decision::Forced);
-        }
-        if let Some(demanded) = self.demanded().filter(|path| path.takes(query)) {
-            return (demanded, Decision::Demanded);
+        if let Some(told) = self.forced.or(self.demand).filter(|path| path.takes(query)) {
+            return (told, if self.forced.is_some() { Decision::Forced } else { Decision::Demanded });
         }
         let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.holds(query);
         if let Some(index) = self.rules.iter().position(fits) {
@@ -379,17 +376,10 @@ impl PathTable {
         }
     }
 
-    /// Returns the path of the user's demand, if no path is forced.
-    fn demanded(&self) -> Option<Path> {
-        self.demand.map(Path::Tcp).filter(|path| self.forced.is_none() && self.paths.contains(path))
-    }
-
-    /// Returns true if rules may choose this path. A path that is forced or demanded but does not support the operation still
-    /// excludes all paths on which payloads leave the links.
+    /// Returns true if rules may choose this path. A path that is forced but does not support the operation still excludes all
+    /// paths on which payloads leave the links.
     fn is_eligible(&self, path: Path, query: &Query) -> bool {
-        let is_told = self.forced.is_some() || self.demand.is_some();
-        let leaves_links = matches!(path, Path::PeerMemory(_));
-        path.takes(query) && !(is_told && leaves_links)
+        path.takes(query) && !(self.forced.is_some() && matches!(path, Path::PeerMemory(_)))
     }
 
     fn why_not(&self, path: Path, query: &Query, chosen: Path, because: Decision) -> String {
@@ -403,13 +393,8 @@ impl PathTable {
             Decision::Demanded => return format!("process_group.tcp.algorithm demands `{chosen}`"),
             Decision::Rule(_) | Decision::Always(_) | Decision::Cheapest => {}
         }
-        if !self.is_eligible(path, query) {
-            return match self.forced {
-                Some(forced) => {
-                    format!("`{forced}` is forced, and calls that it does not have go over links")
-                }
-                None => "process_group.tcp.algorithm demands an algorithm over links".to_owned(),
-            };
+        if let Some(forced) = self.forced.filter(|_| !self.is_eligible(path, query)) {
+            return format!("`{forced}` is forced, and calls that it does not have go over links");
         }
         // Rules before the deciding one did not fit; if none of them is for this path, the decision itself is the reason.
         let decided = if let Decision::Rule(index) = because { index } else { self.rules.len() };
