@@ -61,7 +61,7 @@ impl Host {
         };
         let Self { topology, settings, .. } = &self;
         self.paths = table(topology, links, settings.demand, &settings.tuned);
-        self.choices.clear();
+        self.programs.clear();
         Ok(())
     }
 

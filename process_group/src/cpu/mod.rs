@@ -48,7 +48,7 @@ use link::Link;
 use shared::Doorbell;
 use spin::SpinPolicy;
 
-/// Maximum number of remembered choices and programs. A model has few shapes; more than this many come from a sweep over lengths.
+/// Maximum number of remembered programs. A model has few shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
 
 /// Number of bytes of a pipelined piece of a message.
@@ -80,10 +80,9 @@ pub(crate) struct Host {
     settings: Settings,
     topology: Topology,
     paths: PathTable,
-    /// The paths of earlier calls. The keys come from this rank's own calls, so the hash need not resist attacks; the hash of the
-    /// standard library took 600 more instructions per call.
-    choices: HashMap<(Operation, DType, usize), Path>,
-    programs: HashMap<CollectiveSpec, Arc<Compiled>>,
+    /// The paths and programs of earlier calls. The keys come from this rank's own calls, so the hash need not resist attacks; the
+    /// hash of the standard library took 600 more instructions per call.
+    programs: HashMap<(CallFingerprint, bool), (Path, Arc<Compiled>)>,
     progress: Progress,
     history: History,
     scratch: AlignedBytes,
@@ -114,7 +113,6 @@ impl Host {
             ),
             topology,
             settings,
-            choices: HashMap::default(),
             programs: HashMap::default(),
             progress: Progress::new(rank.index(), members.len()),
             history: History::default(),
@@ -122,29 +120,25 @@ impl Host {
         }
     }
 
-    fn program(&mut self, spec: CollectiveSpec) -> Arc<Compiled> {
-        if let Some(known) = self.programs.get(&spec) {
-            return Arc::clone(known);
+    /// Returns the path of a call and its program, made once.
+    fn program(&mut self, fingerprint: CallFingerprint, in_place: bool) -> Result<(Path, Arc<Compiled>)> {
+        if let Some((path, compiled)) = self.programs.get(&(fingerprint, in_place)) {
+            return Ok((*path, Arc::clone(compiled)));
         }
         if self.programs.len() >= REMEMBERED {
             self.programs.clear();
         }
-        let compiled = Arc::new(Compiled::new(spec, self.rank.index(), &self.topology.hosts));
-        self.programs.insert(spec, Arc::clone(&compiled));
-        compiled
-    }
-
-    /// Returns the path of the call, computed once.
-    fn path(&mut self, operation: Operation, dtype: DType, count: usize) -> Path {
-        if let Some(known) = self.choices.get(&(operation, dtype, count)) {
-            return *known;
-        }
-        if self.choices.len() >= REMEMBERED {
-            self.choices.clear();
-        }
+        let CallFingerprint { operation, dtype, count } = fingerprint;
         let path = self.paths.path(operation, dtype, count);
-        self.choices.insert((operation, dtype, count), path);
-        path
+        let algorithm = path
+            .schedule()
+            .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
+        // With recursive doubling, a barrier exchanges one byte.
+        let count = if operation == Operation::Barrier { 1 } else { count };
+        let spec = CollectiveSpec { operation, algorithm, count, in_place };
+        let compiled = Arc::new(Compiled::new(spec, self.rank.index(), &self.topology.hosts));
+        self.programs.insert((fingerprint, in_place), (path, Arc::clone(&compiled)));
+        Ok((path, compiled))
     }
 }
 
@@ -189,14 +183,6 @@ pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
     Ok(ranks.collect())
 }
 
-/// Returns the algorithm of a call that takes this path.
-fn algorithm(path: Path) -> Option<Algorithm> {
-    match path {
-        Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => Some(algorithm),
-        Path::Local | Path::Nccl | Path::PeerMemory(_) => None,
-    }
-}
-
 impl Backend for Host {
     fn kind(&self) -> BackendKind {
         BackendKind::Tcp
@@ -205,18 +191,14 @@ impl Backend for Host {
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
         let Call { fingerprint, sequence, deadline, in_place, input, output, interrupt, .. } = call;
         let operation = fingerprint.operation;
-        let path = self.path(operation, fingerprint.dtype, fingerprint.count);
-        let algorithm = algorithm(path)
-            .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
-        // With recursive doubling, a barrier exchanges one byte.
+        let (path, compiled) = self.program(fingerprint, in_place)?;
         let mut token = [0u8];
         let mut output = output;
-        let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
-            (_, Operation::Barrier) => (1, &mut token),
-            (Some(view), _) => (fingerprint.count, view.host()?),
-            (None, _) => (fingerprint.count, &mut []),
+        let output: &mut [u8] = match (&mut output, operation) {
+            (_, Operation::Barrier) => &mut token,
+            (Some(view), _) => view.host()?,
+            (None, _) => &mut [],
         };
-        let compiled = self.program(CollectiveSpec { operation, algorithm, count, in_place });
         let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
         if !operation.is_point_to_point() {
             self.history.push(sequence, fingerprint);
@@ -250,7 +232,7 @@ impl Backend for Host {
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
         self.paths.force(path)?;
-        self.choices.clear();
+        self.programs.clear();
         Ok(())
     }
 

@@ -397,8 +397,9 @@ fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
 #[test]
 fn a_forced_path_is_taken_by_calls_made_before_too() {
     let (mut host, _peers) = rank_0_of(4, Duration::ZERO);
-    let call = (Operation::AllReduce(ReduceOp::Sum), DType::F32, 1000);
-    let path = |host: &mut Host| host.path(call.0, call.1, call.2);
+    let call =
+        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 1000 };
+    let path = |host: &mut Host| host.program(call, true).unwrap().0;
     let chosen = path(&mut host);
     for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
         host.force(Some(Path::Tcp(algorithm))).unwrap();

@@ -113,7 +113,7 @@ impl Path {
     }
 
     /// Returns the schedule whose payloads go over links.
-    const fn schedule(self) -> Option<Algorithm> {
+    pub(crate) const fn schedule(self) -> Option<Algorithm> {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => Some(algorithm),
             Self::Local | Self::Nccl | Self::PeerMemory(_) => None,
