@@ -37,12 +37,10 @@ pub enum Protection {
     Clear,
     /// The bytes are encrypted; the job's secret authenticates the ends.
     Encrypted,
-    /// The bytes are encrypted; the job's secret and certificates authenticate the ends.
-    Certified,
 }
 
 impl Protection {
-    const ALL: [Self; 3] = [Self::Clear, Self::Encrypted, Self::Certified];
+    const ALL: [Self; 2] = [Self::Clear, Self::Encrypted];
 
     /// Returns its number in handshakes.
     pub const fn byte(self) -> u8 {
@@ -59,8 +57,7 @@ impl fmt::Display for Protection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Clear => "does not encrypt",
-            Self::Encrypted => "encrypts without certificates",
-            Self::Certified => "encrypts with certificates",
+            Self::Encrypted => "encrypts",
         })
     }
 }
@@ -68,7 +65,7 @@ impl fmt::Display for Protection {
 /// The two ends of a connection have different settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "on this connection, this end {here} and the other end {there}; set security.encryption, and the files of [security], alike on every \
+    "on this connection, this end {here} and the other end {there}; set security.encryption alike on every \
      node (`auto` encrypts all but connections to loopback addresses and through Unix sockets; address translation can make an address \
      look different to the two ends: set `on` or `off` there)"
 )]
@@ -87,30 +84,15 @@ pub struct Security {
 }
 
 impl Security {
-    /// Reads the files that the settings name, and makes a key for this process if they name none.
+    /// Makes a key for this process.
     ///
     /// # Errors
-    /// [`Error::Configuration`] with the wrong setting and the reason.
+    /// [`Error::Configuration`] when the system gives no random numbers.
     pub fn new(config: &SecurityConfig) -> Result<Self> {
-        let SecurityConfig { encryption, certificate, key, ca } = config;
-        let files = match (certificate, key, ca) {
-            (Some(certificate), Some(key), Some(ca)) => Some(tls::Files { certificate, key, ca }),
-            (None, None, None) => None,
-            _ => {
-                return Err(Error::Configuration(
-                    "security.certificate, security.key and security.ca belong together: set all three, or none".into(),
-                ));
-            }
-        };
-        if *encryption == EncryptionChoice::Off && files.is_some() {
-            return Err(Error::Configuration(
-                "security.encryption is off, so the files of security.certificate, security.key and security.ca would not be \
-                 used; unset them, or set it to `on` or `auto`"
-                    .into(),
-            ));
-        }
-        let tls = Tls::new(files.as_ref(), *encryption).map_err(Error::Configuration)?;
-        Ok(Self { encryption: *encryption, tls })
+        let tls = Tls::new().map_err(|error| {
+            Error::Configuration(format!("no key for encrypted connections could be made: {error}"))
+        })?;
+        Ok(Self { encryption: config.encryption, tls })
     }
 
     /// Returns the protection of a connection to this address. Both ends use the address that accepts.
@@ -119,7 +101,7 @@ impl Security {
             return self.protection_within_host();
         }
         match self.encryption {
-            EncryptionChoice::On | EncryptionChoice::Auto => self.tls.protection(),
+            EncryptionChoice::On | EncryptionChoice::Auto => Protection::Encrypted,
             EncryptionChoice::Off => Protection::Clear,
         }
     }
@@ -128,7 +110,7 @@ impl Security {
     /// addresses.
     pub fn protection_within_host(&self) -> Protection {
         match self.encryption {
-            EncryptionChoice::On => self.tls.protection(),
+            EncryptionChoice::On => Protection::Encrypted,
             EncryptionChoice::Off | EncryptionChoice::Auto => Protection::Clear,
         }
     }
@@ -144,7 +126,7 @@ impl Security {
     /// Protects a connection that this end has made.
     ///
     /// # Errors
-    /// When the connection breaks, or the other end's certificate is not accepted.
+    /// When the connection breaks, or its bytes are changed.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         protection: Protection,
@@ -152,7 +134,7 @@ impl Security {
     ) -> Result<Secured<S>, SecurityError> {
         match protection {
             Protection::Clear => Ok(Secured::clear(stream)),
-            Protection::Encrypted | Protection::Certified => self.tls.connect(stream).await,
+            Protection::Encrypted => self.tls.connect(stream).await,
         }
     }
 
@@ -167,7 +149,7 @@ impl Security {
     ) -> Result<Secured<S>, SecurityError> {
         match protection {
             Protection::Clear => Ok(Secured::clear(stream)),
-            Protection::Encrypted | Protection::Certified => self.tls.accept(stream).await,
+            Protection::Encrypted => self.tls.accept(stream).await,
         }
     }
 }
@@ -202,29 +184,10 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_used_are_refused_with_the_setting_that_names_them() {
-        let refused = |config: SecurityConfig| Security::new(&config).unwrap_err().to_string();
-        let some = |name: &str| Some(std::path::PathBuf::from(name));
-        let one = SecurityConfig { certificate: some("c.pem"), ..SecurityConfig::default() };
-        assert!(refused(one).contains("belong together"));
-        let all = |encryption| SecurityConfig {
-            encryption,
-            certificate: some("/nonexistent/c.pem"),
-            key: some("/nonexistent/k.pem"),
-            ca: some("/nonexistent/ca.pem"),
-        };
-        assert!(refused(all(EncryptionChoice::Off)).contains("would not be used"));
-        {
-            let words = refused(all(EncryptionChoice::On));
-            assert!(words.contains("security.") && words.contains("/nonexistent/"), "{words}");
-        }
-    }
-
-    #[test]
     fn every_protection_has_a_number_and_no_other_number_has_one() {
         for protection in Protection::ALL {
             assert_eq!(Protection::from_byte(protection.byte()), Some(protection));
         }
-        assert_eq!(Protection::from_byte(3), None);
+        assert_eq!(Protection::from_byte(2), None);
     }
 }
