@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 benches/peers/torch_llama.py [--layers 8] [--sequences 1,8,64] [--prompt 512] [--passes 20]
         [--prefill 128,512] [--json FILE]
 
-Shapes as `decode_rate` writes them, bf16, random weights, sharded as in Megatron-LM: two all-reduces of NCCL a layer, logits
+Shapes as in `decode_rate`, bf16, random weights, sharded as in Megatron-LM: two all-reduces of NCCL a layer, logits
 gathered. Attention by scaled_dot_product_attention with grouped heads. A pass is one CUDA graph, timed by events around its replay.
 One line of JSON for each number of sequences and each prompt: microseconds. `--device cpu` runs it with Gloo and without graphs, to
 try it.

@@ -5,7 +5,6 @@
 //! reports.
 
 pub mod cgroup;
-pub mod checkpoint;
 pub mod communication;
 pub mod cupti;
 pub mod measure;

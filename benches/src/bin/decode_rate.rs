@@ -2,13 +2,14 @@
 //! prompt.
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
-//! [--prompt 512] [--passes 50] [--prefill 128,512] [--nodes 1,8] [--folder DIR] [--json FILE]
+//! [--prompt 512] [--passes 50] [--prefill 128,512] [--nodes 1,8] [--json FILE]
 //! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints
 //! the kernels in the graph of a pass, for each of these numbers of sequences, on rank 0: the time of each, the gap before it, what it
 //! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt,
 //! or the passes of N sequences, until it is killed. It prints the microseconds of each.
-//! Without `--model` it writes a checkpoint in the shapes of an 8-billion-parameter Llama (436 MB per layer) and removes it at the
-//! end. All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is the program to
+//! Without `--model`, the layers have the shapes of an 8-billion-parameter Llama (436 MB per layer) and random weights. All sequences
+//! hold the same tokens, so their logits must agree up to rounding, which is checked at each pass.
+//! `benches/peers/hugging_face.py` is the program to
 //! compare with on CPUs.
 
 use std::path::PathBuf;
@@ -17,17 +18,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::cupti::KernelTimes;
 use ryzanstein_benches::nodes::{self, Reads};
 use ryzanstein_benches::ranks;
+use ryzanstein_benches::suite::steps::{self, ModelShape};
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
 use ryzanstein_tensor_parallel::compute::for_group;
 use ryzanstein_tensor_parallel::{Llama, Passes, Tensor};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+/// Number of different tokens, which every model must have.
+const VOCABULARY: usize = 32_000;
 /// Untimed passes: the first runs eagerly, the second is captured.
 const WARM_UP: usize = 4;
 /// Timed prompts of each length.
@@ -35,9 +37,11 @@ const PROMPTS: usize = 5;
 /// Rows and columns of the matrix that measures the bandwidth of the memory: 4 GiB.
 const LARGE: [usize; 2] = [1 << 18, 1 << 13];
 
-#[derive(Clone, Serialize, Deserialize)]
 struct Work {
-    model: PathBuf,
+    world_size: usize,
+    backend: String,
+    layers: usize,
+    model: Option<PathBuf>,
     dtype: Option<DType>,
     sequences: Vec<usize>,
     prompt: usize,
@@ -49,7 +53,7 @@ struct Work {
 }
 
 /// The measurement that is repeated.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy)]
 enum Follow {
     Prompt(usize),
     Sequences(usize),
@@ -68,17 +72,15 @@ impl FromStr for Follow {
 }
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [first, work] = &arguments[..]
-        && first == "rank"
-    {
-        return rank(&serde_json::from_str(work)?);
-    }
-    let (mut world_size, mut backend, mut layers) = (4, "auto".to_owned(), 8);
-    let mut folder: PathBuf = std::env::temp_dir();
-    let mut model = None;
+    ranks::main(options, |work| (work.world_size, &work.backend), rank)
+}
+
+fn options(arguments: &[String]) -> Result<Work> {
     let mut work = Work {
-        model: PathBuf::new(),
+        world_size: 4,
+        backend: "auto".into(),
+        layers: 8,
+        model: None,
         dtype: None,
         sequences: vec![1, 2, 4, 8, 16, 32, 64],
         prompt: 512,
@@ -91,29 +93,22 @@ fn main() -> Result<()> {
     for pair in arguments.chunks(2) {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
         match flag.as_str() {
-            "--world-size" => world_size = value.parse().context("--world-size")?,
-            "--backend" => backend.clone_from(value),
-            "--layers" => layers = value.parse().context("--layers")?,
-            "--model" => model = Some(std::fs::canonicalize(value).context("--model")?),
+            "--world-size" => work.world_size = value.parse().context("--world-size")?,
+            "--backend" => work.backend.clone_from(value),
+            "--layers" => work.layers = value.parse().context("--layers")?,
+            "--model" => work.model = Some(std::fs::canonicalize(value).context("--model")?),
             "--dtype" => work.dtype = Some(value.parse().context("--dtype")?),
             "--sequences" => work.sequences = ranks::numbers(value).context("--sequences")?,
             "--prompt" => work.prompt = value.parse().context("--prompt")?,
             "--passes" => work.passes = value.parse().context("--passes")?,
             "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
             "--nodes" => work.nodes = ranks::numbers(value).context("--nodes")?,
-            "--folder" => folder = value.into(),
             "--follow" => work.follow = Some(value.parse().context("--follow")?),
             "--json" => work.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
-    let written = tempfile::tempdir_in(&folder)?;
-    if model.is_none() {
-        checkpoint::write(written.path(), layers)?;
-    }
-    work.model = model.unwrap_or_else(|| written.path().into());
-    let mut command = ranks::command(world_size, &backend)?;
-    Ok(ranks::run(command.arg(serde_json::to_string(&work)?))?)
+    Ok(work)
 }
 
 fn rank(work: &Work) -> Result<()> {
@@ -123,7 +118,12 @@ fn rank(work: &Work) -> Result<()> {
         work.nodes.is_empty() || group.device().is_some(),
         "--nodes needs GPUs: passes on CPUs are not captured in graphs"
     );
-    let model = Arc::new(Llama::load(&work.model, work.dtype, group)?);
+    let model = if let Some(folder) = &work.model {
+        Arc::new(Llama::load(folder, work.dtype, group)?)
+    } else {
+        let tokens_per_layer = VOCABULARY.div_ceil(work.layers.max(1));
+        steps::load(&ModelShape { tokens_per_layer, ..ModelShape::llama_8b() }.config(work.layers)?, group)?
+    };
     let mut results = Vec::new();
     let kinds = if group.device().is_some() { &[Passes::Eager, Passes::Graph][..] } else { &[Passes::Eager] };
     let mut rows = Vec::new();

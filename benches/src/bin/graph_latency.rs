@@ -57,7 +57,7 @@ struct Row {
 }
 
 fn main() -> Result<()> {
-    ranks::main_on_gpus(options, |options| options.world_size, rank)
+    ranks::main(options, |options| (options.world_size, "nccl"), rank)
 }
 
 fn options(arguments: &[String]) -> Result<Options> {

@@ -188,7 +188,11 @@ pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Jo
     JobContext::of(manager, |manager| manager.world(), &rows, link_gbs)
 }
 
-fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
+/// Returns a model with random weights in bf16.
+///
+/// # Errors
+/// Returns the errors of the model's layers.
+pub fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = NoiseSource { rank };
     let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
