@@ -68,11 +68,7 @@ impl Gpu {
             .windows(2)
             .zip(&host[1..])
             .map(|(pair, host_us)| {
-                Ok(Sample {
-                    latency_us: micros(pair[1].since(&pair[0])?),
-                    host_us: *host_us,
-                    entered_ns: None,
-                })
+                Ok(Sample { latency_us: micros(pair[1].since(&pair[0])?), host_us: *host_us })
             })
             .collect()
     }
@@ -109,11 +105,7 @@ impl Gpu {
         group.synchronize()?;
         let timed = ((slots.len() - 1) * chain) as f64;
         let all = (slots.len() * chain) as f64;
-        Ok(vec![Sample {
-            latency_us: micros(end.since(&start)?) / timed,
-            host_us: host / all,
-            entered_ns: None,
-        }])
+        Ok(vec![Sample { latency_us: micros(end.since(&start)?) / timed, host_us: host / all }])
     }
 }
 

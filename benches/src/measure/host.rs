@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use bytemuck::{Pod, Zeroable};
-use rustix::time::{ClockId, clock_gettime};
 use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, units};
 
 use super::{Bench, Call, CallBuffers, HOST_SLOTS, Sample};
@@ -53,12 +52,6 @@ impl BufferMut for HostBuffer {
     }
 }
 
-/// Returns the time of the clock that all processes of a host share; the number of an [`Instant`] is private to a process.
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 impl Bench for Host {
     type Memory = HostBuffer;
 
@@ -100,12 +93,11 @@ impl Bench for Host {
             .iter_mut()
             .map(|slot| {
                 group.barrier()?;
-                let entered_ns = Some(monotonic_ns());
                 let started = Instant::now();
                 call(group, slot)?;
                 let us = started.elapsed().as_secs_f64() * 1e6;
                 // A call on host memory returns when it is complete.
-                Ok(Sample { latency_us: us, host_us: us, entered_ns })
+                Ok(Sample { latency_us: us, host_us: us })
             })
             .collect()
     }

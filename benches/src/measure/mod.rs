@@ -17,8 +17,7 @@ pub use collective::{CallBuffers, Collective, CollectiveForm, UnknownCollective}
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 use pattern::{Patterns, longest_chain};
-pub(crate) use samples::Samples;
-pub use statistics::{Skew, Summary, slowest, summary};
+pub use statistics::{Summary, slowest, summary};
 
 /// Memory for collectives, and a clock that times them.
 pub trait Bench {
@@ -87,8 +86,6 @@ pub struct Sample {
     pub latency_us: f64,
     /// Microseconds until the call returned to the host.
     pub host_us: f64,
-    /// Time at which the rank entered the call, in nanoseconds on its host's monotonic clock; `None` if it was not recorded.
-    pub entered_ns: Option<u64>,
 }
 
 /// The minimum number of samples of a figure, unless fewer calls are requested.
@@ -161,9 +158,6 @@ pub struct Figures {
     pub path: Option<Path>,
     /// Wrong elements, over all ranks and calls, warm-up included.
     pub errors: u64,
-    /// Skew between the ranks' entries into the calls; `None` if it was not recorded. It is meaningful only among ranks of one
-    /// host, which share a clock.
-    pub skew: Option<Skew>,
 }
 
 /// Runs [`measure`] in the memory that the group's calls work on. `graph` (GPUs only) replays the calls from a CUDA graph.
@@ -171,19 +165,10 @@ pub struct Figures {
 /// # Errors
 /// Returns the errors of [`measure`].
 pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Figures, Error> {
-    Ok(sample_group(group, graph, case)?.figures())
-}
-
-/// Returns the samples of [`measure_group`].
-pub(crate) fn sample_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Samples, Error> {
     match group.device().cloned() {
-        Some(device) => sample(group, &mut Gpu::new(device, graph), case),
-        None => sample(group, &mut Host, case),
+        Some(device) => measure(group, &mut Gpu::new(device, graph), case),
+        None => measure(group, &mut Host, case),
     }
-}
-
-fn sample<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Samples, Error> {
-    sample_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
 }
 
 /// Measures one case. Every rank calls this with the same case and gets the same figures.
@@ -191,16 +176,16 @@ fn sample<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Res
 /// # Errors
 /// Returns the errors of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
 pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Figures, Error> {
-    Ok(sample(group, bench, case)?.figures())
+    measure_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
 }
 
-/// Returns the samples of [`measure`] with calls that `make` makes.
-pub(crate) fn sample_calls<B: Bench>(
+/// Measures one case as [`measure`] does, with calls that `make` makes.
+pub(crate) fn measure_calls<B: Bench>(
     group: &mut ProcessGroup,
     bench: &mut B,
     case: &Case,
     make: Call<'_, B::Memory>,
-) -> Result<Samples, Error> {
+) -> Result<Figures, Error> {
     let (n, rank) = (group.world_size(), group.rank().index());
     let longest = longest_chain(case.what, case.reduction, case.dtype, n);
     let chain = if bench.times_whole_runs() && !case.out_of_place { longest } else { 1 };
@@ -260,7 +245,7 @@ pub(crate) fn sample_calls<B: Bench>(
         }
         calls += run;
     }
-    Samples::gather(group, bytes, &samples, path, errors)
+    samples::gather(group, bytes, &samples, path, errors)
 }
 
 #[cfg(test)]

@@ -41,30 +41,6 @@ pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
     (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
 }
 
-/// Spread of the ranks' entries into a call, in microseconds.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Skew {
-    /// Median over the calls.
-    pub median_us: f64,
-    /// 99th percentile.
-    pub p99_us: f64,
-}
-
-/// Returns the time between the entries of the first and the last rank into each call, in microseconds, from nanoseconds of one
-/// clock. Empty if a rank recorded none.
-pub(super) fn spreads(of_ranks: &[&[u64]]) -> Vec<f64> {
-    let calls = of_ranks.iter().map(|rank| rank.len()).min().unwrap_or(0);
-    let times = |call: usize| of_ranks.iter().map(move |rank| rank[call]);
-    let spread = |call| times(call).max().unwrap_or(0) - times(call).min().unwrap_or(0);
-    (0..calls).map(|call| spread(call) as f64 / 1e3).collect()
-}
-
-/// Returns the statistics of the spreads of the calls; `None` without calls.
-pub(super) fn skew(spreads_us: Vec<f64>) -> Option<Skew> {
-    let Summary { calls, median_us, p99_us, .. } = summary(spreads_us);
-    (calls > 0).then_some(Skew { median_us, p99_us })
-}
-
 /// Returns the percentiles of latencies; all zero without latencies.
 pub fn summary(mut latencies: Vec<f64>) -> Summary {
     latencies.sort_by(f64::total_cmp);
@@ -95,14 +71,6 @@ mod tests {
         // Each rank is quick on average; every call has a slow one.
         assert_eq!(slowest(&[&[1.0, 9.0, 1.0], &[9.0, 1.0, 2.0]]), [9.0, 9.0, 2.0]);
         assert_eq!(slowest(&[]), [0.0; 0]);
-    }
-
-    #[test]
-    fn a_spread_is_between_the_first_rank_and_the_last() {
-        let entered = [&[1_000, 9_000, 5_000][..], &[4_000, 9_000, 3_500], &[2_000, 9_000, 4_000]];
-        assert_eq!(spreads(&entered), [3.0, 0.0, 1.5]);
-        assert_eq!(skew(spreads(&entered)), Some(Skew { median_us: 1.5, p99_us: 3.0 }));
-        assert_eq!(skew(spreads(&[&[1_000], &[]])), None, "one rank noted nothing");
     }
 
     #[test]

@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(
             text.lines().next(),
             Some(
-                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"tcp","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true,"link_share":null,"expected_us":null,"expected_error_percent":null,"p25_us":20.5,"p75_us":20.5,"calls":10,"graph":false,"skew_us":null,"skew_p99_us":null}"#
+                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"tcp","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true,"link_share":null,"expected_us":null,"expected_error_percent":null,"p25_us":20.5,"p75_us":20.5,"calls":10,"graph":false}"#
             )
         );
         assert_eq!(text.lines().count(), 3);
@@ -114,7 +114,7 @@ mod tests {
         let rejected = vec![Rejected { path: "tcp/direct".into(), reason: "it costs more".into() }];
         report.rows[0].why = Some(Why { reason: "it costs least".into(), rejected });
         let json = report.text(Format::Json);
-        let end = r#","skew_p99_us":null,"reason":"it costs least","rejected":[{"path":"tcp/direct","reason":"it costs more"}]}"#;
+        let end = r#","graph":false,"reason":"it costs least","rejected":[{"path":"tcp/direct","reason":"it costs more"}]}"#;
         assert!(json.lines().next().is_some_and(|line| line.ends_with(end)), "{json}");
     }
 
@@ -122,7 +122,7 @@ mod tests {
     fn csv_has_as_many_cells_in_each_line_as_in_its_head() {
         let text = report().text(Format::Csv);
         let widths: Vec<usize> = text.lines().map(|l| l.split(',').count()).collect();
-        assert_eq!(widths, [23; 4], "{text}");
+        assert_eq!(widths, [21; 4], "{text}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub use limits::{MOST_BYTES, MOST_CALLS};
 pub use recorded::{RecordedRow, RowKey, parse_rows};
 pub use report::Report;
 pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
-pub use run::{Event, measures_skew, run};
+pub use run::{Event, run};
 pub use side_by_side::side_by_side;
 pub use sizes::Sweep;
 pub use vary::{ROUNDS, Start, Variant, Vary};
@@ -124,11 +124,6 @@ pub struct Row {
     pub calls: usize,
     /// True if a CUDA graph replayed the calls.
     pub graph: bool,
-    /// Spread of the ranks' entries into a call, in microseconds: the median over the calls. `None` on GPUs, and among several
-    /// hosts, whose clocks differ.
-    pub skew_us: Option<f64>,
-    /// 99th percentile of the same spread.
-    pub skew_p99_us: Option<f64>,
     /// The variant, where several are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
@@ -191,8 +186,6 @@ impl Row {
             p75_us: latency.p75_us,
             calls: latency.calls,
             graph: false,
-            skew_us: None,
-            skew_p99_us: None,
             variant: None,
             round: None,
             why: None,
@@ -293,7 +286,7 @@ mod tests {
             max_us: median_us * 2.0,
         };
         let path = Some(Path::Tcp(Algorithm::Ring));
-        let figures = Figures { bytes, latency, host_us: median_us, path, errors, skew: None };
+        let figures = Figures { bytes, latency, host_us: median_us, path, errors };
         let group = ProcessGroup::loopback(4).remove(0);
         Row::new(&Case::new(what, bytes, 10), &figures, &group, &Calibration::default(), true, false)
     }

@@ -6,7 +6,7 @@ use ryzanstein_process_group::{DType, units};
 
 use super::{Row, Verdict};
 
-const COLUMNS: [Column<'static>; 19] = {
+const COLUMNS: [Column<'static>; 18] = {
     let [bytes, calls, median, p90, p99, max, algbw, busbw] = layout::Figures::COLUMNS;
     [
         Column::left("operation"),
@@ -21,7 +21,6 @@ const COLUMNS: [Column<'static>; 19] = {
         algbw,
         busbw,
         Column::right("host").drop_priority(10),
-        Column::right("skew").drop_priority(14),
         Column::right("of link").drop_priority(11),
         Column::right("expected").drop_priority(12),
         Column::right("error").drop_priority(13),
@@ -38,17 +37,14 @@ pub struct Columns {
     pub judged: bool,
     /// True for the columns that compare with the bandwidth of the links and with the expected times.
     pub calibrated: bool,
-    /// True for the spread of the ranks' entries into a call.
-    pub skew: bool,
 }
 
 impl Columns {
     /// Returns the elements of `all` whose columns the table has.
     fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
         let is_shown = |index: usize| match index {
-            12 => self.skew,
-            13..=15 => self.calibrated,
-            17 | 18 => self.judged,
+            12..=14 => self.calibrated,
+            16 | 17 => self.judged,
             _ => true,
         };
         all.iter().enumerate().filter(|(index, _)| is_shown(*index)).map(|(_, one)| one.clone()).collect()
@@ -67,8 +63,7 @@ pub(super) fn row_cells<'a>(
     judged: bool,
 ) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
     let calibrated = rows.clone().any(|row| row.link_share.is_some() || row.expected_us.is_some());
-    let skew = rows.clone().any(|row| row.skew_us.is_some());
-    let columns = Columns { judged, calibrated, skew };
+    let columns = Columns { judged, calibrated };
     (columns.of(&COLUMNS), rows.map(|row| columns.of(&cells(row))).collect())
 }
 
@@ -101,7 +96,6 @@ impl RowWriter {
             time,
             0,
             0,
-            time,
             time,
             "100.0 %".len(),
             time,
@@ -139,7 +133,6 @@ fn cells(row: &Row) -> Vec<Cell> {
     let wrong = if row.errors == 0 { Tone::Plain } else { Tone::Bad };
     cells.extend([
         units::time(row.host_us).into(),
-        row.skew_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
         row.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0).into()),
         row.expected_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
         row.expected_error_percent.map_or_else(|| "-".into(), |error| format!("{error:+.0} %").into()),
@@ -181,7 +174,7 @@ pub fn json(row: &Row) -> String {
 /// Returns the head of the CSV: the fields of the JSON in the same order, then the host time.
 pub const fn csv_head() -> &'static str {
     "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,skew_us,skew_p99_us,host_us"
+     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,host_us"
 }
 
 /// Formats one line of CSV.
@@ -208,8 +201,6 @@ pub fn csv_row(row: &Row) -> String {
         row.p75_us.to_string(),
         row.calls.to_string(),
         row.graph.to_string(),
-        optional(row.skew_us.map(|v| v.to_string())),
-        optional(row.skew_p99_us.map(|v| v.to_string())),
         row.host_us.to_string(),
     ];
     cells.join(",")

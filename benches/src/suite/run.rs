@@ -1,11 +1,11 @@
 //! Measures the rows of a request, one by one.
 
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{Error, Memory, ProcessGroupManager, Roster};
+use ryzanstein_process_group::{Error, Memory};
 
 use super::paths::paths_of;
 use super::{Calibration, Request, Row, Start, label, sizes, start};
-use crate::measure::{Case, Collective, CollectiveForm, Samples, sample_group};
+use crate::measure::{Case, Collective, CollectiveForm, Figures, measure_group};
 use ryzanstein_orchestrator::Orchestrator;
 
 /// Default number of calls if each starts at least one group.
@@ -55,9 +55,7 @@ pub fn run<E: From<Error>>(
     calibration: &Calibration,
     mut tell: impl FnMut(Event<'_>) -> Result<(), E>,
 ) -> Result<Vec<Row>, E> {
-    let manager = orchestrator.manager();
-    let one_host = is_one_host(manager.roster());
-    let group = manager.world();
+    let group = orchestrator.manager().world();
     let paths = match (paths_of(&request.paths, group), &request.part) {
         (Err(Error::Configuration(why)), Some(part)) => {
             tell(Event::Absent { variant: &part.variant, why: &why })?;
@@ -74,7 +72,7 @@ pub fn run<E: From<Error>>(
         if group.world_size() > 1 {
             group.force_path(*path)?;
         }
-        let figures = sample(orchestrator, request, case)?.figures();
+        let figures = measure(orchestrator, request, case)?;
         let group = orchestrator.manager().world();
         // An operation that does not have the forced path takes another, whose figures do not belong here; but wrong
         // values are always reported.
@@ -83,9 +81,6 @@ pub fn run<E: From<Error>>(
         }
         let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
         row.graph = request.graph;
-        if let Some(skew) = figures.skew.filter(|_| one_host) {
-            (row.skew_us, row.skew_p99_us) = (Some(skew.median_us), Some(skew.p99_us));
-        }
         if let Some(part) = &request.part {
             (row.variant, row.round) = (Some(part.variant.clone()), Some(part.round));
         }
@@ -109,16 +104,6 @@ pub fn run<E: From<Error>>(
         .into());
     }
     Ok(rows)
-}
-
-/// Returns true if all ranks share a host, and so a clock.
-fn is_one_host(roster: &Roster) -> bool {
-    roster.members.windows(2).all(|pair| pair[0].host == pair[1].host)
-}
-
-/// Returns true if rows include the spread of the ranks' entries into a call: on host memory, among ranks that share a clock.
-pub fn measures_skew(manager: &mut ProcessGroupManager) -> bool {
-    is_one_host(manager.roster()) && manager.world().memory() == Memory::Host
 }
 
 /// Returns every row of the request.
@@ -151,10 +136,9 @@ fn case(request: &Request, form: CollectiveForm, bytes: u64, is_host: bool) -> C
     }
 }
 
-/// Returns the samples of a case.
-fn sample(orchestrator: &mut Orchestrator, request: &Request, case: &Case) -> Result<Samples, Error> {
+fn measure(orchestrator: &mut Orchestrator, request: &Request, case: &Case) -> Result<Figures, Error> {
     match request.part.as_ref().and_then(|part| part.start) {
-        Some(start) => start::sample(orchestrator, start, case),
-        None => sample_group(orchestrator.manager().world(), request.graph, case),
+        Some(start) => start::measure(orchestrator, start, case),
+        None => measure_group(orchestrator.manager().world(), request.graph, case),
     }
 }

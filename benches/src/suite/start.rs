@@ -6,12 +6,12 @@ use ryzanstein_process_group::{Buffer, BufferMut, Error, ProcessGroup, ProcessGr
 
 use super::Start;
 use super::paths::expected_path;
-use crate::measure::{CallBuffers, Case, Gpu, Host, Samples, sample_calls};
+use crate::measure::{CallBuffers, Case, Figures, Gpu, Host, measure_calls};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::rendezvous::{Environment, process_environment};
 
-/// Returns the samples of calls, each with its start. All ranks are on one host, and were started by our launcher.
-pub(super) fn sample(orchestrator: &mut Orchestrator, start: Start, case: &Case) -> Result<Samples, Error> {
+/// Measures calls, each with its start. All ranks are on one host, and were started by our launcher.
+pub(super) fn measure(orchestrator: &mut Orchestrator, start: Start, case: &Case) -> Result<Figures, Error> {
     let config = orchestrator.config().clone();
     let manager = orchestrator.manager();
     let ranks: Vec<Rank> = Rank::all(manager.roster().world_size()).collect();
@@ -21,16 +21,18 @@ pub(super) fn sample(orchestrator: &mut Orchestrator, start: Start, case: &Case)
     let path = expected_path(manager.world(), case)?;
     let environment = rank_environment(process_environment());
     let mut starter = Starter { start, manager, ranks, config, environment, device: device.clone() };
-    let mut samples = match device {
+    let mut figures = match device {
         Some(device) => {
             let mut gpu = Gpu::new(device, false);
-            sample_calls(&mut pacer, &mut gpu, case, &mut |pacer, slot| starter.call(pacer, slot, case))
+            measure_calls(&mut pacer, &mut gpu, case, &mut |pacer, slot| starter.call(pacer, slot, case))
         }
-        None => sample_calls(&mut pacer, &mut Host, case, &mut |pacer, slot| starter.call(pacer, slot, case)),
+        None => {
+            measure_calls(&mut pacer, &mut Host, case, &mut |pacer, slot| starter.call(pacer, slot, case))
+        }
     }?;
     // The pacer's calls take another path.
-    samples.path = path;
-    Ok(samples)
+    figures.path = path;
+    Ok(figures)
 }
 
 struct Starter<'a> {

@@ -96,11 +96,7 @@ fn measure(
     let is_quiet = request.part.is_some();
     let stdout = screen.stdout();
     let calibration = bench::calibrate(orchestrator, &request)?;
-    let columns = Columns {
-        judged: request.judged,
-        calibrated: !calibration.is_empty(),
-        skew: bench::measures_skew(orchestrator.manager()),
-    };
+    let columns = Columns { judged: request.judged, calibrated: !calibration.is_empty() };
     let paths = orchestrator.manager().world().paths();
     let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
     let heading = heading(orchestrator, &request, &calibration);

@@ -28,7 +28,7 @@ pub(crate) fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     assert!(words.iter().all(|word| stderr.contains(word)), "{arguments:?}: {stderr}");
 }
 
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 22] = [
     "algbw_gbs",
     "backend",
     "busbw_gbs",
@@ -49,8 +49,6 @@ const FIELDS: [&str; 24] = [
     "path",
     "reason",
     "rejected",
-    "skew_p99_us",
-    "skew_us",
     "target_us",
     "world_size",
 ];
@@ -98,8 +96,6 @@ fn every_operation_is_measured_and_right_among_three_ranks() {
             row["median_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["median_us"].as_f64(),
             "{row}"
         );
-        let (skew, most) = (row["skew_us"].as_f64(), row["skew_p99_us"].as_f64());
-        assert!(skew >= Some(0.0) && most >= skew, "{row}");
         assert!(row["path"].as_str().is_some_and(|path| path.starts_with("shared_memory/")), "{row}");
     }
     let of = |op: &str| rows.iter().filter(|row| row["op"] == op).collect::<Vec<_>>();
@@ -197,7 +193,7 @@ fn each_format_says_the_same() {
         csv.lines().next(),
         Some(
             "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,skew_us,skew_p99_us,host_us"
+             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,host_us"
         )
     );
     let sizes: Vec<_> = csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap_or_default()).collect();
