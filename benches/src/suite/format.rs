@@ -79,9 +79,11 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::Collective;
+    use std::time::Duration;
+
+    use crate::measure::{Case, Collective};
     use crate::suite::tests::row;
-    use crate::suite::{Rejected, Why};
+    use ryzanstein_process_group::paths::{Algorithm, Path, PathChoice};
 
     fn report() -> Report {
         let rows = vec![
@@ -111,8 +113,16 @@ mod tests {
     #[test]
     fn lines_of_json_say_why_each_path_was_taken() {
         let mut report = report();
-        let rejected = vec![Rejected { path: "tcp/direct".into(), reason: "it costs more".into() }];
-        report.rows[0].why = Some(Why { reason: "it costs least".into(), rejected });
+        let path = Path::Tcp(Algorithm::Direct);
+        let choice = PathChoice {
+            path,
+            reason: "it costs least".into(),
+            rejected: vec![(path, "it costs more".into())],
+            expected: Some(Duration::from_micros(20)),
+        };
+        report.rows[0].explain(&Case::new(Collective::AllReduce, 1000, 1), &choice, None);
+        let (expected, error) = (report.rows[0].expected_us, report.rows[0].expected_error_percent);
+        assert_eq!((expected, error.map(f64::round)), (Some(20.0), Some(2.0)));
         let json = report.text(Format::Json);
         let end = r#","graph":false,"reason":"it costs least","rejected":[{"path":"tcp/direct","reason":"it costs more"}]}"#;
         assert!(json.lines().next().is_some_and(|line| line.ends_with(end)), "{json}");

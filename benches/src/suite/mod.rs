@@ -1,12 +1,11 @@
 //! `ryz bench`: measures collectives at many sizes, checks every value, and compares with the documented targets.
 
-mod calibration;
 mod compare;
 mod drawing;
-mod fit;
 mod format;
 mod html;
 pub mod limits;
+mod link;
 pub mod overlap;
 mod paths;
 mod plot;
@@ -20,17 +19,17 @@ mod start;
 pub mod steps;
 mod vary;
 mod verdict;
-mod why;
 
+use ryzanstein_process_group::paths::PathChoice;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::measure::{Case, Collective, CollectiveForm, Figures, Summary};
 use paths::paths_of;
 use ryzanstein_orchestrator::Orchestrator;
 
-pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
 pub use format::Format;
 pub use limits::{MOST_BYTES, MOST_CALLS};
@@ -42,7 +41,6 @@ pub use side_by_side::side_by_side;
 pub use sizes::Sweep;
 pub use vary::{ROUNDS, Start, Variant, Vary};
 pub use verdict::{Verdict, saturation, verdicts};
-pub use why::{Rejected, Why};
 
 /// A request for measurements.
 #[derive(Clone, Debug)]
@@ -112,7 +110,7 @@ pub struct Row {
     /// The bus bandwidth as a share of the bandwidth of one link, where that is known; above 1 where payloads do not go over
     /// links.
     pub link_share: Option<f64>,
-    /// Expected time of the call by the cost model of its path, in microseconds; `None` where no model applies.
+    /// Expected time of the call by the cost model, in microseconds; `None` where no model applies.
     pub expected_us: Option<f64>,
     /// Difference of the median from the expected time, in percent of the latter.
     pub expected_error_percent: Option<f64>,
@@ -130,9 +128,10 @@ pub struct Row {
     /// The round of the variants, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round: Option<usize>,
-    /// The reasons for the path of the calls: the keys `reason` and `rejected`. `None` for a single rank.
+    /// The reasons for the path of the calls, and against each other one: the keys `reason` and `rejected`. `None` for a single
+    /// rank.
     #[serde(flatten)]
-    pub why: Option<Why>,
+    pub why: Option<Value>,
     /// The operation.
     #[serde(skip)]
     pub what: Collective,
@@ -154,7 +153,7 @@ impl Row {
         case: &Case,
         figures: &Figures,
         group: &ProcessGroup,
-        calibration: &Calibration,
+        link_gbs: Option<f64>,
         judged: bool,
         is_forced: bool,
     ) -> Self {
@@ -162,9 +161,6 @@ impl Row {
         let world_size = group.world_size();
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
         let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
-        let shape = Shape { ranks: world_size, count: case.count(world_size) };
-        let operation = case.what.operation(case.reduction);
-        let expected_us = path.and_then(|path| calibration.expected_us(path, operation, case.dtype, shape));
         Self {
             op: label(case.form(), case.reduction),
             dtype: case.dtype,
@@ -179,9 +175,9 @@ impl Row {
             errors,
             target_us: goal.map(|goal| goal.below_us),
             meets_target: goal.map(|goal| errors == 0 && latency.median_us < goal.below_us),
-            link_share: calibration.link_gbs.filter(|_| busbw_gbs > 0.0).map(|link| busbw_gbs / link),
-            expected_us,
-            expected_error_percent: expected_us.map(|expected| (latency.median_us / expected - 1.0) * 100.0),
+            link_share: link_gbs.filter(|_| busbw_gbs > 0.0).map(|link| busbw_gbs / link),
+            expected_us: None,
+            expected_error_percent: None,
             p25_us: latency.p25_us,
             p75_us: latency.p75_us,
             calls: latency.calls,
@@ -194,6 +190,19 @@ impl Row {
             host_us,
             is_forced,
         }
+    }
+
+    /// Adds the reasons for the path of the calls, and their expected time: on GPUs by the bandwidth of a link.
+    fn explain(&mut self, case: &Case, choice: &PathChoice, link_gbs: Option<f64>) {
+        let rejected = choice.rejected.iter();
+        let rejected = rejected.map(|(path, reason)| json!({ "path": path.to_string(), "reason": reason }));
+        self.why = Some(json!({ "reason": choice.reason, "rejected": rejected.collect::<Vec<_>>() }));
+        let (operation, count) = (case.what.operation(case.reduction), case.count(self.world_size));
+        let on_gpus =
+            |gbs| link::gpu_seconds(choice.path, operation, case.dtype, self.world_size, count, gbs);
+        let expected = choice.expected.map(|time| time.as_secs_f64()).or_else(|| on_gpus(link_gbs?));
+        self.expected_us = expected.map(|seconds| seconds * 1e6);
+        self.expected_error_percent = self.expected_us.map(|us| (self.median_us / us - 1.0) * 100.0);
     }
 
     /// Returns the key of this row.
@@ -226,13 +235,13 @@ pub fn label(form: CollectiveForm, reduction: ReduceOp) -> String {
     }
 }
 
-/// Refuses requests that cannot be measured here, then probes the group, unless variants are compared. Every rank calls this
-/// with the same request, before [`run()`].
+/// Refuses requests that cannot be measured here, then measures the bandwidth of a link in 10⁹ bytes per second, unless variants
+/// are compared. Every rank calls this with the same request, before [`run()`].
 ///
 /// # Errors
 /// Returns [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays
 /// that do not fit the memory; and the errors of the collectives.
-pub fn calibrate(orchestrator: &mut Orchestrator, request: &Request) -> Result<Calibration, Error> {
+pub fn prepare(orchestrator: &mut Orchestrator, request: &Request) -> Result<Option<f64>, Error> {
     request.check()?;
     let manager = orchestrator.manager();
     let ranks_here = manager.roster().local_world_size(manager.rank());
@@ -243,10 +252,10 @@ pub fn calibrate(orchestrator: &mut Orchestrator, request: &Request) -> Result<C
     }
     if request.part.is_some() {
         // A variant without its path is left out.
-        return Ok(Calibration::default());
+        return Ok(None);
     }
     paths_of(&request.paths, group)?;
-    Calibration::probe(group, request.graph)
+    link::measure_link(group)
 }
 
 /// Refuses a graph on a backend without graphs.
@@ -288,7 +297,7 @@ mod tests {
         let path = Some(Path::Tcp(Algorithm::Ring));
         let figures = Figures { bytes, latency, host_us: median_us, path, errors };
         let group = ProcessGroup::loopback(4).remove(0);
-        Row::new(&Case::new(what, bytes, 10), &figures, &group, &Calibration::default(), true, false)
+        Row::new(&Case::new(what, bytes, 10), &figures, &group, None, true, false)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, Memory};
 
 use super::paths::paths_of;
-use super::{Calibration, Request, Row, Start, label, sizes, start};
+use super::{Request, Row, Start, label, sizes, start};
 use crate::measure::{Case, Collective, CollectiveForm, Figures, measure_group};
 use ryzanstein_orchestrator::Orchestrator;
 
@@ -43,7 +43,7 @@ struct Step {
     path: Option<Path>,
 }
 
-/// Measures everything in the request, and reports the times expected by the calibration; calls `tell` for each [`Event`].
+/// Measures everything in the request, with the bandwidth of a link from [`prepare`](super::prepare); calls `tell` for each [`Event`].
 /// Every rank calls this with the same request.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ struct Step {
 pub fn run<E: From<Error>>(
     orchestrator: &mut Orchestrator,
     request: &Request,
-    calibration: &Calibration,
+    link_gbs: Option<f64>,
     mut tell: impl FnMut(Event<'_>) -> Result<(), E>,
 ) -> Result<Vec<Row>, E> {
     let group = orchestrator.manager().world();
@@ -79,7 +79,7 @@ pub fn run<E: From<Error>>(
         if path.is_some() && figures.path != *path && group.world_size() > 1 && figures.errors == 0 {
             continue;
         }
-        let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
+        let mut row = Row::new(case, &figures, group, link_gbs, request.judged, path.is_some());
         row.graph = request.graph;
         if let Some(part) = &request.part {
             (row.variant, row.round) = (Some(part.variant.clone()), Some(part.round));
@@ -87,7 +87,7 @@ pub fn run<E: From<Error>>(
         if group.world_size() > 1 {
             let operation = case.what.operation(case.reduction);
             let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
-            row.why = Some(choice.into());
+            row.explain(case, &choice, link_gbs);
         }
         tell(Event::Row(&row))?;
         rows.push(row);

@@ -167,6 +167,8 @@ pub struct PathChoice {
     pub reason: String,
     /// Every other path of the group, with the reason against it.
     pub rejected: Vec<(Path, String)>,
+    /// The time that the cost model expects; `None` for paths on the memory of GPUs.
+    pub expected: Option<Duration>,
 }
 
 /// The decision for calls that no rule fits.
@@ -342,7 +344,7 @@ impl PathTable {
         let others = self.paths.iter().filter(|other| **other != path);
         let rejected = others.map(|other| (*other, self.why_not(*other, &query, path, because)));
         let rejected = rejected.chain(self.unavailable.iter().cloned()).collect();
-        PathChoice { path, reason, rejected }
+        PathChoice { path, reason, rejected, expected: self.estimate(path, &query) }
     }
 
     /// Returns true if an all-reduce of `count` elements and the following operations of a layer, a sum with the residual and a
@@ -412,13 +414,17 @@ impl PathTable {
         }
     }
 
-    /// Describes the cost model's estimate for a path.
-    fn expected(&self, path: Path, query: &Query) -> String {
-        let expected = match &self.fallback {
+    /// Returns the cost model's estimate for a path.
+    fn estimate(&self, path: Path, query: &Query) -> Option<Duration> {
+        match &self.fallback {
             Fallback::Cheapest { model, hosts } => cost(path, query, model, hosts),
             Fallback::Always { .. } => None,
-        };
-        expected
+        }
+    }
+
+    /// Describes that estimate.
+    fn expected(&self, path: Path, query: &Query) -> String {
+        self.estimate(path, query)
             .map_or_else(|| "nothing".to_owned(), |time| crate::types::units::time(time.as_secs_f64() * 1e6))
     }
 }

@@ -248,18 +248,6 @@ impl LinkModel {
     }
 }
 
-/// Returns the maximum number of elements that one rank sends, or receives if that is more.
-pub fn busiest(spec: CollectiveSpec, hosts: &Hosts) -> usize {
-    // A root receives the data that it sends in the opposite operation.
-    let operation = match spec.operation {
-        Operation::Reduce { root, .. } => Operation::Broadcast { root },
-        Operation::Gather { root } => Operation::Scatter { root },
-        other => other,
-    };
-    let spec = CollectiveSpec { operation, ..spec };
-    (0..hosts.world_size()).map(|rank| traffic(spec, rank, hosts).elements).max().unwrap_or_default()
-}
-
 /// Returns the expected time of a call. A single rank takes none.
 ///
 /// The time includes all ranks' messages, bytes and reductions, as far as they cannot run in parallel, plus, for each round, a
@@ -299,7 +287,6 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
 mod tests {
     use super::*;
     use crate::types::operation::ReduceOp;
-    use crate::types::rank::Rank;
 
     #[test]
     fn a_round_waits_for_every_rank_that_shares_a_processor() {
@@ -349,16 +336,5 @@ mod tests {
             estimate(spec, &hosts, 1, &model)
         };
         assert!(of(Hierarchical) < of(Ring) / 3);
-    }
-
-    #[test]
-    fn a_root_is_as_busy_receiving_as_sending() {
-        let of = |operation| {
-            let spec = CollectiveSpec { operation, algorithm: Direct, count: 100, in_place: true };
-            busiest(spec, &Hosts::one(4))
-        };
-        let root = Rank(1);
-        assert_eq!([of(Operation::Scatter { root }), of(Operation::Gather { root })], [300, 300]);
-        assert_eq!(of(Operation::Reduce { op: ReduceOp::Sum, root }), 300);
     }
 }

@@ -12,7 +12,7 @@ use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{DType, Memory, ProcessGroup, ReduceOp, units};
 
 use ryzanstein_benches::measure::{Case, Collective, measure_group};
-use ryzanstein_benches::suite::{Calibration, Columns, Row, RowWriter};
+use ryzanstein_benches::suite::{Columns, Row, RowWriter};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::plural;
 
@@ -194,7 +194,7 @@ fn latencies(
     for (what, bytes) in small.into_iter().chain(documented) {
         let case = Case::new(what, bytes, (20_000_000 / bytes).clamp(5, 200));
         let figures = measure_group(group, false, &case)?;
-        let row = Row::new(&case, &figures, group, &Calibration::default(), judged, false);
+        let row = Row::new(&case, &figures, group, None, judged, false);
         tell(&writer.row(&row));
         rows.push(row);
     }

@@ -8,9 +8,7 @@ mod vary;
 
 use crate::doctor;
 use anyhow::bail;
-use ryzanstein_benches::suite::{
-    self as bench, Calibration, Change, Columns, Event, Report, Request, RowWriter,
-};
+use ryzanstein_benches::suite::{self as bench, Change, Columns, Event, Report, Request, RowWriter};
 use ryzanstein_config::{BackendChoice, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::VERSION;
@@ -95,11 +93,11 @@ fn measure(
     // The process that compares variants shows them.
     let is_quiet = request.part.is_some();
     let stdout = screen.stdout();
-    let calibration = bench::calibrate(orchestrator, &request)?;
-    let columns = Columns { judged: request.judged, calibrated: !calibration.is_empty() };
+    let link_gbs = bench::prepare(orchestrator, &request)?;
+    let columns = Columns { judged: request.judged, calibrated: link_gbs.is_some() };
     let paths = orchestrator.manager().world().paths();
     let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
-    let heading = heading(orchestrator, &request, &calibration);
+    let heading = heading(orchestrator, &request, link_gbs);
     let head = match shown {
         OutputFormat::Table => {
             let lines: Vec<String> = heading.lines().map(|line| wrap(line, 2, stdout)).collect();
@@ -119,7 +117,7 @@ fn measure(
         }
     };
     tell(&head);
-    let rows = bench::run(orchestrator, &request, &calibration, |event| {
+    let rows = bench::run(orchestrator, &request, link_gbs, |event| {
         match event {
             Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
             Event::Absent { variant, why } if is_first => {
@@ -144,7 +142,6 @@ fn measure(
         anyhow::Ok(())
     })?;
     progress.end();
-    let link_gbs = calibration.link_gbs;
     let steps = suite.measure_steps(orchestrator, request.iterations, link_gbs, |row| {
         if shown == OutputFormat::Json {
             tell(&(bench::steps::json(row) + "\n"));
@@ -201,12 +198,11 @@ fn rows_are(count: usize) -> String {
     format!("{} {}", plural(count, "row"), if count == 1 { "is" } else { "are" })
 }
 
-fn heading(orchestrator: &mut Orchestrator, request: &Request, calibration: &Calibration) -> String {
+fn heading(orchestrator: &mut Orchestrator, request: &Request, link_gbs: Option<f64>) -> String {
     let manager = orchestrator.manager();
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
-    let found = calibration.summary();
-    let probed = if found.is_empty() { String::new() } else { format!("\nprobed: {found}") };
+    let probed = link_gbs.map_or_else(String::new, |gbs| format!("\nprobed: one link carries {gbs:.2} GB/s"));
     let busy = doctor::busy().map_or_else(String::new, |told| format!("\n{told}"));
     format!(
         "ryz {VERSION}: {} on {}, ready in {}\n{}{busy}\nbackend {}: {}\n{} elements, {}{probed}",

@@ -312,7 +312,7 @@ fn a_run_that_fails_leaves_an_earlier_result_as_it_was() {
 }
 
 #[test]
-fn each_row_is_compared_with_what_the_probe_lets_expect() {
+fn each_row_is_compared_with_what_the_cost_model_expects() {
     let rows = lines(&["-n", "2", "--op", "all", "--sizes", "10KB", "--iters", "3"]);
     for row in &rows {
         let (expected, error) = (
