@@ -66,7 +66,7 @@ pub(super) fn gpu_seconds(
             let steps = steps * bytes.div_ceil(most).max(1);
             Some(steps as f64 * PEER_STEP + moved * byte)
         }
-        Path::Local | Path::Loopback | Path::Tcp(_) | Path::SharedMemory(_) => None,
+        Path::Local | Path::Tcp(_) | Path::SharedMemory(_) => None,
     }
 }
 
