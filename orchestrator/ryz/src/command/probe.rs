@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     match args.what {
         What::Gpus => {
             let shown = doctor::visible_gpus(&args.file.load(Vec::new())?.device);
-            print_answer(shown)?;
+            print_answer(shown.map_err(Into::into))?;
         }
         What::AllReduce { backend, ranks } => {
             let config = args.file.load(Vec::new())?;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
 }
 
 /// Prints one line of JSON, in which an error is represented by its text.
-fn print_answer<T: Serialize, E: std::error::Error>(outcome: Result<T, E>) -> anyhow::Result<()> {
-    screen::print(&(serde_json::to_string(&outcome.map_err(|error| error.to_string()))? + "\n"));
+fn print_answer<T: Serialize>(outcome: anyhow::Result<T>) -> anyhow::Result<()> {
+    screen::print(&(serde_json::to_string(&outcome.map_err(|error| format!("{error:#}")))? + "\n"));
     Ok(())
 }

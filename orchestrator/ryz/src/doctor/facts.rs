@@ -10,8 +10,6 @@ use ryzanstein_config::nccl::NcclVariable;
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath};
 use serde::{Deserialize, Serialize};
 
-use super::error::ProbeError;
-
 /// All known facts about this machine and its configuration.
 #[derive(Debug)]
 pub struct Facts {
@@ -41,7 +39,7 @@ pub struct Hardware {
     /// The name of the host.
     pub host: String,
     /// The driver's report, or the reason why the driver cannot be queried.
-    pub driver: Result<DriverFacts, ProbeError>,
+    pub driver: Result<DriverFacts, String>,
     /// The networks.
     pub network: Network,
     /// The NUMA nodes.
@@ -105,7 +103,7 @@ pub struct TemporaryFolder {
     /// Path of the folder.
     pub path: PathBuf,
     /// `Ok` if files can be created there; otherwise the reason why not.
-    pub writable: Result<(), ProbeError>,
+    pub writable: Result<(), String>,
 }
 
 /// The networks of the machine.
@@ -114,7 +112,7 @@ pub struct Network {
     /// The interfaces.
     pub interfaces: Vec<Interface>,
     /// `Ok` if a TCP connection over 127.0.0.1 carries bytes; otherwise the reason why not.
-    pub loopback: Result<(), ProbeError>,
+    pub loopback: Result<(), String>,
     /// Ports of InfiniBand and RoCE adapters.
     pub infiniband: Vec<InfinibandPort>,
     /// True if the kernel module for GPUDirect RDMA is loaded.
@@ -172,11 +170,11 @@ pub struct InfinibandPort {
 #[derive(Debug, Default)]
 pub struct Fabric {
     /// The ports that `ibv_devinfo` lists, or its error; `None` if it is not installed.
-    pub verbs: Option<Result<Vec<VerbsPort>, ProbeError>>,
+    pub verbs: Option<Result<Vec<VerbsPort>, String>>,
     /// The file of `ib_write_bw`.
     pub write_bandwidth: Option<PathBuf>,
     /// The version and the file of `ucx_info`, or its error; `None` if it is not installed.
-    pub ucx: Option<Result<String, ProbeError>>,
+    pub ucx: Option<Result<String, String>>,
     /// The file of SHARP's library.
     pub sharp: Option<PathBuf>,
     /// The file of a network plugin of NCCL, which SHARP needs.
@@ -202,11 +200,11 @@ pub struct GpuFacts {
     /// The version of the driver's kernel module, if it is loaded.
     pub module: Option<String>,
     /// The driver's report, or the reason why the driver cannot be queried.
-    pub driver: Result<DriverFacts, ProbeError>,
+    pub driver: Result<DriverFacts, String>,
     /// Value of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
     /// The GPUs that CUDA shows, in its order, or the reason why CUDA cannot be queried.
-    pub shown: Result<Vec<VisibleGpu>, ProbeError>,
+    pub shown: Result<Vec<VisibleGpu>, String>,
 }
 
 impl GpuFacts {
@@ -271,17 +269,8 @@ pub struct Library {
     pub name: &'static str,
     /// The purpose of the library.
     pub needed_for: &'static str,
-    /// The library that was found, or every place that was searched.
-    pub found: Result<FoundLibrary, ProbeError>,
-}
-
-/// A library that was found.
-#[derive(Clone, Debug)]
-pub struct FoundLibrary {
-    /// Version of the library.
-    pub version: String,
-    /// The file, and the way in which it was found.
-    pub origin: String,
+    /// Its version and its file, or every place that was searched.
+    pub found: Result<String, String>,
 }
 
 /// A trial group and its all-reduce.
@@ -292,7 +281,7 @@ pub struct Trial {
     /// The number of ranks.
     pub ranks: usize,
     /// The outcome, or the error.
-    pub outcome: Result<TrialOutcome, ProbeError>,
+    pub outcome: Result<TrialOutcome, String>,
 }
 
 /// A group that started and computed the right values.

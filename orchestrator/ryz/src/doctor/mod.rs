@@ -3,7 +3,6 @@
 //! Probes gather [`Facts`]; [`diagnose()`] turns them into findings without access to anything else.
 
 mod diagnose;
-mod error;
 mod facts;
 mod finding;
 mod hosts;
@@ -16,10 +15,9 @@ use ryzanstein_config::Config;
 
 pub use diagnose::diagnose;
 pub(crate) use diagnose::tensor_parallel;
-pub use error::{ProbeError, ProcessError, TrialError};
 pub use facts::{
-    DriverFacts, Fabric, Facts, FoundLibrary, GpuFacts, Hardware, Host, InfinibandPort, Interface, Library,
-    Network, NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VerbsPort, VisibleGpu,
+    DriverFacts, Fabric, Facts, GpuFacts, Hardware, Host, InfinibandPort, Interface, Library, Network,
+    NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VerbsPort, VisibleGpu,
 };
 pub use finding::{Finding, Report, Status};
 pub use hosts::{HostLink, diagnose_links, links_table, measure_links};

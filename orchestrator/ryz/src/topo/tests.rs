@@ -1,7 +1,7 @@
 use ryzanstein_process_group::nvml::PairPath;
 
 use super::*;
-use crate::doctor::{Network, ProbeError};
+use crate::doctor::Network;
 use ryzanstein_orchestrator::table::Screen;
 
 fn place(path: &[&str], numa_node: u32) -> PciPlace {
@@ -12,7 +12,7 @@ fn place(path: &[&str], numa_node: u32) -> PciPlace {
 fn plain() -> Hardware {
     Hardware {
         host: "here".into(),
-        driver: Err(ProbeError::Reported("libnvidia-ml.so.1: not there".into())),
+        driver: Err("libnvidia-ml.so.1: not there".into()),
         network: Network {
             interfaces: Vec::new(),
             loopback: Ok(()),

@@ -1,11 +1,9 @@
-use crate::doctor::facts::{FoundLibrary, Library};
+use crate::doctor::facts::Library;
 use crate::doctor::finding::{Finding, Status};
 
 pub(super) fn diagnose(libraries: &[Library], gpus: usize) -> Vec<Finding> {
     let all = libraries.iter().map(|library| match &library.found {
-        Ok(FoundLibrary { version, origin }) => {
-            Finding::new("libraries", library.name, Status::Ok, format!("{version}, {origin}"))
-        }
+        Ok(found) => Finding::new("libraries", library.name, Status::Ok, found),
         // Without a GPU the library has no use.
         Err(_) if gpus == 0 => {
             Finding::new("libraries", library.name, Status::Info, "not found, and not needed without a GPU")
@@ -13,7 +11,7 @@ pub(super) fn diagnose(libraries: &[Library], gpus: usize) -> Vec<Finding> {
         Err(why) => {
             let needless = library.name == "nccl" && gpus == 1;
             let status = if needless { Status::Warning } else { Status::Broken };
-            Finding::new("libraries", library.name, status, why.to_string())
+            Finding::new("libraries", library.name, status, why)
                 .because(format!("it is needed for {}", library.needed_for))
                 .remedy(remedy(library.name))
         }

@@ -7,7 +7,6 @@ use ryzanstein_orchestrator::table::Screen;
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
 
 use super::*;
-use crate::doctor::ProbeError;
 use crate::doctor::facts::*;
 use crate::doctor::finding::{Report, Status};
 
@@ -17,8 +16,8 @@ mod gpus;
 const GIB: u64 = 1 << 30;
 
 /// Returns the result of a probe that failed.
-fn failed<T>(why: &str) -> Result<T, ProbeError> {
-    Err(ProbeError::Reported(why.into()))
+fn failed<T>(why: &str) -> Result<T, String> {
+    Err(why.into())
 }
 
 /// Returns a fault-free machine without GPUs.
@@ -64,11 +63,7 @@ fn plain() -> Facts {
 
 fn libraries(names: &[&'static str], there: bool) -> Vec<Library> {
     let found = |name: &str| {
-        if there {
-            Ok(FoundLibrary { version: "13.0.0".into(), origin: format!("lib{name}.so") })
-        } else {
-            failed("was not found")
-        }
+        if there { Ok(format!("13.0.0, lib{name}.so")) } else { failed("was not found") }
     };
     names.iter().map(|name| Library { name, needed_for: "something", found: found(name) }).collect()
 }

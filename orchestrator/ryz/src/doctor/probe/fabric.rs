@@ -6,7 +6,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{names, process};
-use crate::doctor::error::{ProbeError, ProcessError};
 use crate::doctor::facts::{Fabric, VerbsPort};
 use ryzanstein_orchestrator::rendezvous::Environment;
 
@@ -37,7 +36,7 @@ pub(super) fn probe(environment: &Environment) -> Fabric {
             let text = run(&file, &["-v"])?;
             match ucx_version(&text) {
                 Some(version) => Ok(format!("{version}, {}", file.display())),
-                None => Err(ProcessError::Answer(text.trim().to_owned()).into()),
+                None => Err(process::unknown_answer(&text)),
             }
         }),
         sharp: library(&libraries, "libsharp_coll.so"),
@@ -49,10 +48,10 @@ fn is_executable(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-fn run(file: &Path, arguments: &[&str]) -> Result<String, ProbeError> {
+fn run(file: &Path, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(file);
     command.args(arguments);
-    Ok(process::output(command, DEADLINE)?)
+    process::output(command, DEADLINE)
 }
 
 /// Returns the first file in these folders whose name starts with `prefix`.
@@ -173,9 +172,9 @@ hca_id:\tmlx5_1
         write(&folder.path().join("ib_write_bw"), "", 0o644);
         let path = format!("{}", folder.path().display());
         let found = probe(&Environment::from([("PATH".into(), path)]));
-        let why = found.verbs.expect("installed").expect_err("it fails").to_string();
+        let why = found.verbs.expect("installed").expect_err("it fails");
         assert!(why.contains("No IB devices found"), "{why}");
-        assert!(found.ucx.expect("installed").expect_err("no version").to_string().contains("nonsense"));
+        assert!(found.ucx.expect("installed").expect_err("no version").contains("nonsense"));
         assert_eq!(found.write_bandwidth, None);
         let found = probe(&Environment::new());
         assert!(found.verbs.is_none() && found.write_bandwidth.is_none() && found.ucx.is_none());

@@ -2,12 +2,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::device::{DeviceInfo, Libraries, LibrarySearch};
-use ryzanstein_process_group::nvml::Nvml;
+use ryzanstein_process_group::device::{DeviceError, DeviceInfo, Libraries, LibrarySearch};
+use ryzanstein_process_group::nvml::{Nvml, NvmlError};
 
 use super::{names, pci, process};
+use crate::doctor::ProbeCommand;
 use crate::doctor::facts::{DriverFacts, GpuFacts, VisibleGpu};
-use crate::doctor::{ProbeCommand, ProbeError};
 use ryzanstein_benches::cgroup::read;
 use ryzanstein_orchestrator::rendezvous::Environment;
 
@@ -16,7 +16,7 @@ const BUS: &str = "/sys/bus/pci/devices";
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> GpuFacts {
-    let driver = driver();
+    let driver = driver().map_err(|error| error.to_string());
     // If NVML lists no GPU, CUDA has none to show.
     let has_gpus = driver.as_ref().is_ok_and(|driver| !driver.gpus.is_empty());
     let ask = || process::answer(&process::output(probe.command(&["gpus"]), DEADLINE)?);
@@ -32,8 +32,8 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> GpuFacts
 /// Returns the GPUs that CUDA shows. Runs in the probe's process. NVML ignores `CUDA_VISIBLE_DEVICES` and may list more.
 ///
 /// # Errors
-/// [`ProbeError::Device`] when CUDA cannot be used.
-pub fn visible_gpus(config: &DeviceConfig) -> Result<Vec<VisibleGpu>, ProbeError> {
+/// Returns the error of CUDA when it cannot be used.
+pub fn visible_gpus(config: &DeviceConfig) -> Result<Vec<VisibleGpu>, DeviceError> {
     let libraries = Libraries::find(config, &LibrarySearch::default());
     let all = DeviceInfo::all(&libraries)?;
     Ok(all.into_iter().map(|gpu| VisibleGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
@@ -46,7 +46,7 @@ fn is_gpu(device: &Path) -> bool {
         && (class.starts_with("0x0300") || class.starts_with("0x0302"))
 }
 
-pub(super) fn driver() -> Result<DriverFacts, ProbeError> {
+pub(super) fn driver() -> Result<DriverFacts, NvmlError> {
     let nvml = Nvml::open()?;
     let gpus = nvml.gpus()?;
     let places = gpus.iter().filter_map(|gpu| Some((gpu.index, pci::place(device_of(&gpu.pci)?)?)));

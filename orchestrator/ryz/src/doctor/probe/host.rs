@@ -5,7 +5,6 @@ use ryzanstein_config::Config;
 use ryzanstein_process_group::units;
 use ryzanstein_tensor_parallel::compute::instruction_set;
 
-use crate::doctor::ProbeError;
 use crate::doctor::facts::{Host, TemporaryFolder};
 use ryzanstein_benches::cgroup::{self, read};
 use ryzanstein_orchestrator::rendezvous::Environment;
@@ -89,7 +88,7 @@ fn temporary(environment: &Environment) -> TemporaryFolder {
     let folder =
         set("XDG_RUNTIME_DIR").or_else(|| set("TMPDIR")).map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
     let file = folder.join(format!("ryzanstein-probe-{}", std::process::id()));
-    let writable = std::fs::write(&file, b"probe").map_err(ProbeError::from);
+    let writable = std::fs::write(&file, b"probe").map_err(|error| error.to_string());
     let _ = std::fs::remove_file(&file);
     TemporaryFolder { path: folder, writable }
 }

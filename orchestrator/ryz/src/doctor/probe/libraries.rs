@@ -1,8 +1,7 @@
 use ryzanstein_config::Config;
 use ryzanstein_process_group::device::{Found, Libraries, LibrarySearch, Missing};
 
-use crate::doctor::ProbeError;
-use crate::doctor::facts::{FoundLibrary, Library};
+use crate::doctor::facts::Library;
 use ryzanstein_orchestrator::rendezvous::Environment;
 
 pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> {
@@ -18,11 +17,8 @@ pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> 
 
 fn library<T>(name: &'static str, needed_for: &'static str, found: &Result<Found<T>, Missing>) -> Library {
     let found = match found {
-        Ok(found) => {
-            let origin = format!("{}, found by {}", found.path.display(), found.origin);
-            Ok(FoundLibrary { version: found.version.to_string(), origin })
-        }
-        Err(missing) => Err(ProbeError::Library(missing.clone())),
+        Ok(found) => Ok(format!("{}, {}, found by {}", found.version, found.path.display(), found.origin)),
+        Err(missing) => Err(missing.to_string()),
     };
     Library { name, needed_for, found }
 }

@@ -45,7 +45,7 @@ pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCom
 pub(super) fn hardware() -> Hardware {
     Hardware {
         host: ryzanstein_orchestrator::host_name(),
-        driver: gpu::driver(),
+        driver: gpu::driver().map_err(|error| error.to_string()),
         network: network::probe(),
         numa_nodes: pci::numa_nodes(),
     }

@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 pub(super) fn probe() -> Network {
     Network {
         interfaces: interfaces(),
-        loopback: loopback().map_err(Into::into),
+        loopback: loopback().map_err(|error| error.to_string()),
         infiniband: infiniband(Path::new(ADAPTERS)),
         peer_memory_module: ["nvidia_peermem", "nv_peer_mem"]
             .iter()

@@ -1,38 +1,29 @@
 //! Runs a probe in a separate process, so that no failure of the probe ends this one.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use crate::doctor::error::{ProbeError, ProcessError};
-
 /// Parses the answer in a process's output: the last line of JSON, a `Result` whose error is represented by its text. NCCL may
 /// log to the same stream.
-pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, ProbeError> {
+pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let parsed = text.lines().rev().find_map(|line| serde_json::from_str::<Result<T, String>>(line).ok());
-    match parsed {
-        Some(answer) => answer.map_err(ProbeError::Reported),
-        None => Err(ProcessError::Answer(text.trim().to_owned()).into()),
-    }
+    parsed.unwrap_or_else(|| Err(unknown_answer(text)))
+}
+
+/// Returns the reason against an answer that is none.
+pub(super) fn unknown_answer(text: &str) -> String {
+    format!("it answered `{}`", text.trim())
 }
 
 /// Returns the standard output of a process that exits with code 0. Kills it at the deadline.
-pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, ProcessError> {
+pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(ProcessError::Spawn)?;
-    let reading =
-        read_to_end(child.stdout.take()).and_then(|out| Ok((out, read_to_end(child.stderr.take())?)));
-    let (out, err) = match reading {
-        Ok(reading) => reading,
-        Err(error) => {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(ProcessError::Spawn(error));
-        }
-    };
+    let mut child = child.map_err(|error| format!("it cannot be started: {error}"))?;
+    let (out, err) = (read_to_end(child.stdout.take()), read_to_end(child.stderr.take()));
     let deadline = Instant::now() + timeout;
     let status = loop {
         match child.try_wait() {
@@ -42,7 +33,10 @@ pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, 
             other => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(other.map_or_else(ProcessError::Wait, |_| ProcessError::Deadline(timeout)));
+                return Err(match other {
+                    Ok(_) => format!("it did not finish within {} s", timeout.as_secs()),
+                    Err(error) => format!("it cannot be waited for: {error}"),
+                });
             }
         }
     };
@@ -51,11 +45,11 @@ pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, 
         return Ok(out);
     }
     let last = err.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
-    Err(ProcessError::Failed { status, stderr: last.to_owned() })
+    Err(format!("it ended with {status}: {last}"))
 }
 
-fn read_to_end(pipe: Option<impl Read + Send + 'static>) -> io::Result<JoinHandle<String>> {
-    std::thread::Builder::new().spawn(move || {
+fn read_to_end(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = pipe.read_to_end(&mut bytes);
@@ -76,12 +70,8 @@ mod tests {
         let log = format!("node0:1 NCCL INFO x\n{line}\nnode0:1 NCCL INFO y\n");
         assert_eq!(answer::<TrialOutcome>(&log).expect("an answer"), outcome);
         let failed = serde_json::to_string(&Err::<TrialOutcome, _>("why not")).expect("text");
-        assert!(
-            matches!(answer::<TrialOutcome>(&failed), Err(ProbeError::Reported(why)) if why == "why not")
-        );
-        assert!(
-            answer::<TrialOutcome>("nonsense").is_err_and(|error| error.to_string().contains("nonsense"))
-        );
+        assert_eq!(answer::<TrialOutcome>(&failed), Err("why not".into()));
+        assert!(answer::<TrialOutcome>("nonsense").is_err_and(|error| error.contains("nonsense")));
     }
 
     #[test]
@@ -90,14 +80,14 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 30; true"]);
         let error = output(command, Duration::from_millis(50)).expect_err("too long");
-        assert!(matches!(error, ProcessError::Deadline(_)), "{error}");
+        assert!(error.contains("did not finish"), "{error}");
     }
 
     #[test]
     fn a_process_that_fails_is_quoted() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo first; echo why not >&2; exit 3"]);
-        let error = output(command, Duration::from_secs(20)).expect_err("failed").to_string();
+        let error = output(command, Duration::from_secs(20)).expect_err("failed");
         assert!(error.contains('3') && error.contains("why not"), "{error}");
     }
 }

@@ -3,13 +3,14 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, anyhow};
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::device::LibrarySearch;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
 
 use super::process;
+use crate::doctor::ProbeCommand;
 use crate::doctor::facts::{Trial, TrialOutcome};
-use crate::doctor::{ProbeCommand, TrialError};
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::rendezvous::Environment;
 
@@ -31,8 +32,7 @@ pub(super) fn probe(
     let run = |name, backend: BackendChoice, ranks: usize| {
         let mut command = probe.command(&["all-reduce", backend.name(), &ranks.to_string()]);
         command.envs(nccl_settings::missing(config, environment));
-        let outcome =
-            process::output(command, DEADLINE).map_err(Into::into).and_then(|text| process::answer(&text));
+        let outcome = process::output(command, DEADLINE).and_then(|text| process::answer(&text));
         Trial { name, ranks, outcome }
     };
     let mut trials = vec![run("all_reduce_tcp", BackendChoice::Tcp, 2)];
@@ -45,13 +45,13 @@ pub(super) fn probe(
 /// Starts a group of `ranks` threads, which checks itself by value, and times an all-reduce. Runs in the probe's process.
 ///
 /// # Errors
-/// [`TrialError`] of the first rank that failed.
+/// Returns the error of the first rank that failed.
 pub fn try_all_reduce(
     config: &Config,
     environment: &Environment,
     backend: BackendChoice,
     ranks: usize,
-) -> Result<TrialOutcome, TrialError> {
+) -> anyhow::Result<TrialOutcome> {
     // The machine's settings, without the job's layout, world size and addresses.
     let mut own = Config { device: config.device.clone(), nccl: config.nccl.clone(), ..Config::default() };
     own.process_group.backend = backend;
@@ -67,13 +67,13 @@ pub fn try_all_reduce(
         .into_iter()
         .map(start)
         .collect::<Result<_, _>>()
-        .map_err(TrialError::Thread)?;
-    let outcomes: Vec<Result<TrialOutcome, TrialError>> =
-        threads.into_iter().map(|thread| Ok(thread.join().map_err(|_| TrialError::Panicked)??)).collect();
-    outcomes
+        .context("no thread for a rank; raise `ulimit -u`, or the container's limit on processes")?;
+    let outcomes: Vec<anyhow::Result<TrialOutcome>> = threads
         .into_iter()
-        .reduce(|first, next| first.and_then(|outcome| next.map(|_| outcome)))
-        .unwrap_or(Err(TrialError::NoRanks))
+        .map(|thread| Ok(thread.join().map_err(|_| anyhow!("a rank panicked"))??))
+        .collect();
+    let all = outcomes.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    all.into_iter().next().context("a trial needs at least one rank")
 }
 
 fn one_rank(
