@@ -1,6 +1,5 @@
 //! `ryz topo`: the links between the GPUs and network adapters of a machine. Pure, from the facts that the doctor probes.
 
-mod gradients;
 mod preset;
 mod sync_times;
 mod text;

@@ -89,11 +89,18 @@ fn the_table_of_eight_gpus_fits_eighty_columns() {
 }
 
 #[test]
-fn gradients_take_as_long_as_the_cost_model_says() {
-    let times = SyncTimes::new(4);
-    let row = times.interconnects.iter().find(|on| on.name == "nvlink4").expect("nvlink4");
-    let expected = super::gradients::GRADIENTS[1].seconds(4, crate::interconnect::Interconnect::NvLink4);
-    assert_eq!((row.gbs, row.seconds[1]), (450.0, expected));
+fn the_table_of_gradients_has_the_published_sizes_and_the_times_of_a_ring() {
+    let times = SyncTimes::new(8);
+    let gigabytes: Vec<f64> =
+        times.models.iter().map(|model| (model.bytes as f64 / 1e8).round() / 10.0).collect();
+    assert_eq!(gigabytes, [0.1, 1.3, 6.2, 700.0]);
+    let seconds = |name: &str, model: usize| {
+        times.interconnects.iter().find(|on| on.name == name).expect("an interconnect").seconds[model]
+    };
+    // 102 MB, of which a ring of eight moves 7/4, at 25 GB/s.
+    assert!((seconds("hdr", 0) / 7.19e-3 - 1.0).abs() < 0.01, "{times:?}");
+    assert!((seconds("nvlink3", 1) / 7.83e-3 - 1.0).abs() < 0.01, "{times:?}");
+    assert!(times.interconnects.iter().all(|on| on.seconds.is_sorted()), "{times:?}");
     let text = SyncTimes::new(1024).table(Screen { width: Some(80), color: false });
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
