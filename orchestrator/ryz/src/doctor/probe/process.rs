@@ -1,6 +1,6 @@
 //! Runs a probe in a separate process, so that no failure of the probe ends this one.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,7 +23,15 @@ pub(super) fn unknown_answer(text: &str) -> String {
 pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(|error| format!("it cannot be started: {error}"))?;
-    let (out, err) = (read_to_end(child.stdout.take()), read_to_end(child.stderr.take()));
+    let pipes = read_to_end(child.stdout.take()).and_then(|out| Ok((out, read_to_end(child.stderr.take())?)));
+    let (out, err) = match pipes {
+        Ok(pipes) => pipes,
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("it cannot be read: {error}"));
+        }
+    };
     let deadline = Instant::now() + timeout;
     let status = loop {
         match child.try_wait() {
@@ -48,8 +56,8 @@ pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, 
     Err(format!("it ended with {status}: {last}"))
 }
 
-fn read_to_end(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
-    std::thread::spawn(move || {
+fn read_to_end(pipe: Option<impl Read + Send + 'static>) -> io::Result<JoinHandle<String>> {
+    std::thread::Builder::new().spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = pipe.read_to_end(&mut bytes);
