@@ -16,7 +16,7 @@
 //! has two channels with different keys, so neither end accepts the other's proof.
 
 use hmac::{Hmac, KeyInit, Mac};
-use ryzanstein_process_group::security::{Binding, Mismatch, Protection, Secured, Security, SecurityError};
+use ryzanstein_process_group::security::{Binding, Mismatch, Protection, Secured, Security, is_of_tls};
 use ryzanstein_process_group::{AdmissionToken, Secret};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -29,7 +29,7 @@ const MAGIC: [u8; 7] = *b"RYZCTL\x02";
 pub enum HandshakeError {
     /// The connection broke.
     #[error("the connection broke during the handshake: {0}")]
-    Io(#[from] std::io::Error),
+    Io(std::io::Error),
     /// The other end speaks another protocol, or another version.
     #[error("the server there is not a rendezvous of this version")]
     NotARendezvous,
@@ -52,16 +52,15 @@ pub enum HandshakeError {
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
     /// The connection could not be encrypted.
-    #[error(transparent)]
-    Security(SecurityError),
+    #[error(
+        "TLS failed: {0}; the bytes of this connection were changed on their way, or something else answers at this address"
+    )]
+    Tls(std::io::Error),
 }
 
-impl From<SecurityError> for HandshakeError {
-    fn from(error: SecurityError) -> Self {
-        match error {
-            SecurityError::Io(error) => Self::Io(error),
-            error @ SecurityError::Tls(_) => Self::Security(error),
-        }
+impl From<std::io::Error> for HandshakeError {
+    fn from(error: std::io::Error) -> Self {
+        if is_of_tls(&error) { Self::Tls(error) } else { Self::Io(error) }
     }
 }
 
@@ -74,18 +73,13 @@ impl HandshakeError {
             Self::WrongSecret | Self::NoProof => "secret",
             Self::Intercepted => "intercepted",
             Self::Mismatch(_) => "encryption",
-            Self::Security(_) => "tls",
+            Self::Tls(_) => "tls",
         }
     }
 
     /// Returns true if the other end has proved that it knows the secret.
     pub const fn is_of_a_member(&self) -> bool {
-        matches!(self, Self::Intercepted | Self::Mismatch(_) | Self::Security(_))
-    }
-
-    /// Converts an error in place of a reply inside the TLS channel.
-    fn inside(error: std::io::Error) -> Self {
-        SecurityError::from(error).into()
+        matches!(self, Self::Intercepted | Self::Mismatch(_) | Self::Tls(_))
     }
 }
 
@@ -165,7 +159,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
 
     let mut stream = security.accept(protection, stream).await?;
     let binding = *stream.binding();
-    stream.read_exact(&mut proof).await.map_err(HandshakeError::inside)?;
+    stream.read_exact(&mut proof).await?;
     if !proofs.is_right("client channel", Some(&binding), &proof) {
         return Err(HandshakeError::Intercepted);
     }
@@ -206,7 +200,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let binding = *stream.binding();
     stream.write_all(&proofs.make("client channel", Some(&binding))).await?;
     stream.flush().await?;
-    stream.read_exact(&mut proof).await.map_err(HandshakeError::inside)?;
+    stream.read_exact(&mut proof).await?;
     if proofs.is_right("server channel", Some(&binding), &proof) {
         Ok(stream)
     } else {

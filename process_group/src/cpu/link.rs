@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::Shutdown;
+
+use rustix::net::Shutdown;
 
 use super::SEGMENT;
 use super::shared::ByteQueues;

@@ -5,11 +5,11 @@
 //! other ranks, so that the missing one can be named.
 
 use std::io::ErrorKind;
-use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::Shutdown;
 
 use super::control_message::ControlMessage;
 use crate::link::security::Channel;

@@ -125,7 +125,7 @@ fn report(from: impl Display, outcome: Result<(), HandshakeError>) {
     security::count_refused("data", why.reason());
     match why {
         // The other end knows the secret: no outsider can fill the log.
-        HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Security(_) => {
+        HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Tls(_) => {
             tracing::warn!(%from, "refused a rank's connection: {why}");
         }
         _ => tracing::debug!(%from, %why, "refused a connection to the data plane"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::link::security::{Channel, Connecting, Mismatch, Protection, Security, SecurityError};
+use crate::link::security::{Channel, Connecting, Mismatch, Protection, Security, is_of_tls};
 use crate::link::wire::hello::{
     self, CHALLENGE, CLIENT_PROOF, HELLO, Hello, LinkId, Nonce, Opening, PREFACE, REPLY, WELCOME,
 };
@@ -18,7 +18,7 @@ use crate::types::rank::{Epoch, Rank};
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
     #[error("it does not know the job's secret")]
     WrongSecret,
     #[error(
@@ -34,8 +34,10 @@ pub(super) enum HandshakeError {
     Refused,
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
-    #[error(transparent)]
-    Security(SecurityError),
+    #[error(
+        "TLS failed: {0}; the bytes of this connection were changed on their way, or something else answers at this address"
+    )]
+    Tls(io::Error),
     #[error("it has not finished the handshake in {0:?}")]
     TimedOut(Duration),
 }
@@ -50,7 +52,7 @@ impl HandshakeError {
             Self::WrongRank { .. } => "epoch",
             Self::WrongVersion => "protocol",
             Self::Mismatch(_) => "encryption",
-            Self::Security(_) => "tls",
+            Self::Tls(_) => "tls",
             Self::TimedOut(_) => "late",
         }
     }
@@ -58,31 +60,24 @@ impl HandshakeError {
     /// Returns true if another attempt would have the same result. Only the reply of a rank that knows the secret leads to these:
     /// bytes that an outsider sends, or changes on the way, may have another result the next time.
     pub(super) const fn is_final(&self) -> bool {
-        matches!(self, Self::Mismatch(_) | Self::Security(_))
+        matches!(self, Self::Mismatch(_) | Self::Tls(_))
     }
 }
 
-impl From<SecurityError> for HandshakeError {
-    fn from(error: SecurityError) -> Self {
-        match error {
-            // The end that rejects closes the connection.
-            SecurityError::Io(error) => Self::while_waiting(error),
-            error @ SecurityError::Tls(_) => Self::Security(error),
-        }
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        if is_of_tls(&error) { Self::Tls(error) } else { Self::Io(error) }
     }
 }
 
 impl HandshakeError {
-    /// Interprets the absence of an expected answer.
+    /// Interprets the absence of an expected answer: the end that rejects closes the connection.
     fn while_waiting(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                 Self::Refused
             }
-            _ => match SecurityError::from(error) {
-                SecurityError::Io(error) => Self::Io(error),
-                error @ SecurityError::Tls(_) => Self::Security(error),
-            },
+            _ => error.into(),
         }
     }
 }
@@ -137,7 +132,7 @@ impl Prover {
         stream.write_all(&opening.reply(&self.secret)).await?;
         Security::agree(here, there)?;
 
-        let mut stream = self.security.accept(here, stream).await?;
+        let mut stream = self.security.accept(here, stream).await.map_err(HandshakeError::while_waiting)?;
         let binding = *stream.binding();
         let mut bytes = [0; HELLO];
         stream.read_exact(&mut bytes).await.map_err(HandshakeError::while_waiting)?;
@@ -183,7 +178,7 @@ impl Prover {
         }
         Security::agree(here, there)?;
 
-        let mut stream = self.security.connect(here, stream).await?;
+        let mut stream = self.security.connect(here, stream).await.map_err(HandshakeError::while_waiting)?;
         let binding = *stream.binding();
         let hello = Hello(*id);
         stream.write_all(&hello.encode(&self.secret, &opening, &binding)).await?;

@@ -1,9 +1,9 @@
 //! A connection of a thread that never blocks on it: in clear, or sealed by TLS.
 
 use std::io::{self, IoSlice};
-use std::net::Shutdown;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::Shutdown;
 
 use super::sealed::Sealed;
 use super::secured::{Kind, Secured};

@@ -5,21 +5,19 @@
 //! decrypt (decision 0021).
 
 mod channel;
-mod error;
 mod sealed;
 mod secured;
 mod socket;
 mod tls;
 
-use std::fmt;
 use std::net::IpAddr;
+use std::{fmt, io};
 
 use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{Error, Result};
 pub(crate) use channel::Channel;
-pub use error::SecurityError;
 pub use secured::{Binding, Secured};
 pub(crate) use socket::{Connecting, Socket};
 use tls::Tls;
@@ -28,6 +26,11 @@ use tls::Tls;
 pub fn count_refused(plane: &'static str, reason: &'static str) {
     metrics::counter!(crate::types::metric_names::REFUSED_CONNECTIONS.name, "plane" => plane, "reason" => reason)
         .increment(1);
+}
+
+/// Returns true if TLS failed, not the connection: somebody has changed its bytes, or something else answers at the address.
+pub fn is_of_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 /// The protection of the bytes of a connection. Both ends must have the same.
@@ -131,7 +134,7 @@ impl Security {
         &self,
         protection: Protection,
         stream: S,
-    ) -> Result<Secured<S>, SecurityError> {
+    ) -> io::Result<Secured<S>> {
         match protection {
             Protection::Clear => Ok(Secured::clear(stream)),
             Protection::Encrypted => self.tls.connect(stream).await,
@@ -146,7 +149,7 @@ impl Security {
         &self,
         protection: Protection,
         stream: S,
-    ) -> Result<Secured<S>, SecurityError> {
+    ) -> io::Result<Secured<S>> {
         match protection {
             Protection::Clear => Ok(Secured::clear(stream)),
             Protection::Encrypted => self.tls.accept(stream).await,

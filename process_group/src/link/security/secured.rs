@@ -80,19 +80,4 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<S> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         delegate!(self, stream => stream.poll_shutdown(cx))
     }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        delegate!(self, stream => stream.poll_write_vectored(cx, bufs))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match &self.kind {
-            Kind::Clear(stream) => stream.is_write_vectored(),
-            Kind::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
 }

@@ -1,11 +1,11 @@
 //! A connected stream socket, TCP or Unix.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// A socket of a thread that never blocks on it.
@@ -60,11 +60,6 @@ impl Socket {
 
     /// Closes the connection in one direction or both.
     pub(super) fn shutdown(&self, how: Shutdown) {
-        let how = match how {
-            Shutdown::Read => rustix::net::Shutdown::Read,
-            Shutdown::Write => rustix::net::Shutdown::Write,
-            Shutdown::Both => rustix::net::Shutdown::Both,
-        };
         // A connection that has ended need not be closed.
         let _ = rustix::net::shutdown(&self.0, how);
     }

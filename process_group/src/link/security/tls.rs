@@ -3,8 +3,8 @@
 //! The accepting end has a raw public key (RFC 7250) that it made when it started, and nothing checks the owner of the key: the proof
 //! of the job's secret that follows includes the channel's binding, so it is valid for the two ends of this channel only.
 
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use ring::rand::SystemRandom;
 use ring::signature::Ed25519KeyPair;
@@ -21,7 +21,7 @@ use rustls::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::{Binding, Secured, SecurityError};
+use super::{Binding, Secured};
 
 /// RFC 9266.
 const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
@@ -68,21 +68,21 @@ impl Tls {
     pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
-    ) -> Result<Secured<S>, SecurityError> {
+    ) -> io::Result<Secured<S>> {
         // The name is never checked.
-        let name = ServerName::try_from("ryzanstein").map_err(std::io::Error::other)?;
+        let name = ServerName::try_from("ryzanstein").map_err(io::Error::other)?;
         let stream = TlsConnector::from(Arc::clone(&self.client)).connect(name, stream).await?;
         let binding = stream.get_ref().1.export_keying_material(Binding::default(), EXPORTER, None);
-        Ok(Secured::tls(stream.into(), binding.map_err(std::io::Error::other)?))
+        Ok(Secured::tls(stream.into(), binding.map_err(io::Error::other)?))
     }
 
     pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
-    ) -> Result<Secured<S>, SecurityError> {
+    ) -> io::Result<Secured<S>> {
         let stream = TlsAcceptor::from(Arc::clone(&self.server)).accept(stream).await?;
         let binding = stream.get_ref().1.export_keying_material(Binding::default(), EXPORTER, None);
-        Ok(Secured::tls(stream.into(), binding.map_err(std::io::Error::other)?))
+        Ok(Secured::tls(stream.into(), binding.map_err(io::Error::other)?))
     }
 }
 
