@@ -74,7 +74,7 @@ pub use membership::capability::{Capability, ComponentVersion, Exclusive};
 pub use membership::layout::Layout;
 pub use membership::rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use membership::roster::{Candidate, Cpus, Member, Roster, Secret};
-pub use membership::select::{BackendSelection, SelectionError, select_backend};
+pub use membership::select::{BackendSelection, select_backend};
 pub use membership::store;
 pub use observe::profile::{Profile, ProfileRow, bus_factor, call_bytes};
 pub use observe::recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, GroupRecord, Outcome};

@@ -243,7 +243,7 @@ impl Core {
                     actions.push((request, Ok(Reply::Rank(rank))));
                 }
             }
-            Err(error) => self.close(Refusal::Configuration(error.to_string()), actions),
+            Err(error) => self.close(Refusal::Configuration(error), actions),
         }
     }
 

@@ -111,7 +111,7 @@ impl Rendezvous for MemoryRendezvous {
         }
         let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
         drop(candidates);
-        let selection = select_backend(&all).map_err(|error| Error::Configuration(error.to_string()))?;
+        let selection = select_backend(&all).map_err(Error::Configuration)?;
         let members = Rank::all(all.len())
             .zip(all)
             .map(|(rank, c)| Member {

@@ -22,39 +22,19 @@ pub struct BackendSelection {
     pub reason: String,
 }
 
-/// The reason why there is no backend for all ranks: an error of their configuration or their machines.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum SelectionError {
-    /// No rank has joined.
-    #[error("there are no ranks")]
-    NoRanks,
-    /// Ranks were told to use different backends.
-    #[error(
-        "ranks were told to use different backends: rank 0 wants `{first}`, rank {rank} wants `{other}`; give every rank \
-         the same process_group.backend"
-    )]
-    Demands {
-        /// The choice of rank 0.
-        first: BackendChoice,
-        /// A rank with another choice.
-        rank: Rank,
-        /// The choice of that rank.
-        other: BackendChoice,
-    },
-    /// All ranks can use none of the backends that the configuration allows.
-    #[error("{}", .0.join("; "))]
-    Unusable(Vec<String>),
-}
-
 /// Selects the backend that all candidates (in rank order) use.
 ///
 /// # Errors
 /// Names the ranks which want different backends, or cannot use the one demanded, and why.
-pub fn select_backend(candidates: &[Candidate]) -> Result<BackendSelection, SelectionError> {
-    let Some(first) = candidates.first() else { return Err(SelectionError::NoRanks) };
+pub fn select_backend(candidates: &[Candidate]) -> Result<BackendSelection, String> {
+    let first = candidates.first().ok_or("there are no ranks")?;
     let differs = |(_, other): &(Rank, &Candidate)| other.wanted != first.wanted;
     if let Some((rank, other)) = Rank::all(candidates.len()).zip(candidates).find(differs) {
-        return Err(SelectionError::Demands { first: first.wanted, rank, other: other.wanted });
+        let (first, other) = (first.wanted, other.wanted);
+        return Err(format!(
+            "ranks were told to use different backends: rank 0 wants `{first}`, rank {rank} wants `{other}`; give every rank \
+             the same process_group.backend"
+        ));
     }
     let mut refused = Vec::new();
     for &kind in BackendKind::allowed_by(first.wanted) {
@@ -75,7 +55,7 @@ pub fn select_backend(candidates: &[Candidate]) -> Result<BackendSelection, Sele
         let reason = refused.iter().fold(reason, |reason, refused| format!("{reason}; {refused}"));
         return Ok(BackendSelection { backend: kind, reason });
     }
-    Err(SelectionError::Unusable(refused))
+    Err(refused.join("; "))
 }
 
 fn capability(candidate: &Candidate, kind: BackendKind) -> Option<&Capability> {
@@ -176,7 +156,7 @@ mod tests {
     }
 
     fn refusal(candidates: &[Candidate]) -> String {
-        select_backend(candidates).unwrap_err().to_string()
+        select_backend(candidates).unwrap_err()
     }
 
     #[test]

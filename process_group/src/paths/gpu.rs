@@ -1,7 +1,7 @@
 //! Paths of groups on the memory of GPUs, and the way in which NCCL computes the documented values.
 
 use super::tuned::{self, TunedRange};
-use super::{Condition, Fallback, Path, PathTable, PeerAlgorithm, Reason, Rule};
+use super::{Condition, Fallback, Path, PathTable, PeerAlgorithm, Rule};
 use crate::types::dtype::DType;
 use crate::types::operation::ReduceOp;
 
@@ -64,29 +64,28 @@ pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[Tu
     if let Some(why) = why_not {
         return nccl_table(world_size).without(one_shot, why.clone()).without(two_shot, why);
     }
-    let one_step = Reason::BuiltIn(
-        "one step between the GPUs: every rank writes its values into the memory of all others",
-    );
-    let two_steps = Reason::BuiltIn("two steps that carry the least data, over all links at once");
+    let one_step = "one step between the GPUs: every rank writes its values into the memory of all others";
+    let two_steps = "two steps that carry the least data, over all links at once";
     let (short, longest) = (Some(one_shot_most(world_size)), peer_most(world_size));
     // A rule uses the bytes of one rank's chunk for operations with chunks.
     let chunk = longest.map(|bytes| bytes / world_size);
-    let rule = |path, operation, most: Option<usize>, because: &Reason| Rule {
+    let rule = |path, operation, most: Option<usize>, because: &str| Rule {
         path,
         when: [Some(Condition::Operation(operation)), most.map(Condition::BytesUpTo)]
             .into_iter()
             .flatten()
             .collect(),
-        because: because.clone(),
+        because: because.into(),
+        is_measured: false,
     };
     let built_in = [
-        rule(one_shot, "all_reduce", short, &one_step),
-        rule(two_shot, "all_reduce", longest, &two_steps),
+        rule(one_shot, "all_reduce", short, one_step),
+        rule(two_shot, "all_reduce", longest, two_steps),
         // With two ranks, the second step has no work.
-        rule(one_shot, "broadcast", short.filter(|_| world_size > 2), &one_step),
-        rule(two_shot, "broadcast", longest, &two_steps),
-        rule(one_shot, "all_gather", chunk, &one_step),
-        rule(one_shot, "reduce_scatter", chunk, &one_step),
+        rule(one_shot, "broadcast", short.filter(|_| world_size > 2), one_step),
+        rule(two_shot, "broadcast", longest, two_steps),
+        rule(one_shot, "all_gather", chunk, one_step),
+        rule(one_shot, "reduce_scatter", chunk, one_step),
     ];
     let fallback =
         Fallback::Always { path: Path::Nccl, because: "NCCL carries every other call on the memory of GPUs" };

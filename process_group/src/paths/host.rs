@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::tuned::{self, TunedRange};
-use super::{Condition, Fallback, Path, PathTable, Reason, Rule};
+use super::{Condition, Fallback, Path, PathTable, Rule};
 use crate::membership::roster::Member;
 use crate::schedule::cost::{LinkCost, LinkModel};
 use crate::schedule::{Algorithm, Hosts};
@@ -81,7 +81,8 @@ pub(crate) fn table(
     rules.push(Rule {
         path: links.path(Algorithm::Direct),
         when: vec![Condition::HalfReduction],
-        because: Reason::BuiltIn("all operands of 16-bit floats meet in one place and are rounded once"),
+        because: "all operands of 16-bit floats meet in one place and are rounded once".into(),
+        is_measured: false,
     });
     let within = if matches!(links, Links::Sockets(_)) { UNIX } else { SHARED };
     let model =

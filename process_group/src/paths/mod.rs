@@ -27,7 +27,7 @@ use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
 use crate::types::dtype::DType;
 use crate::types::operation::{Operation, ReduceOp};
-pub(crate) use rule::{Condition, Reason, Rule};
+pub(crate) use rule::{Condition, Rule};
 
 pub use crate::schedule::Algorithm;
 
@@ -326,7 +326,7 @@ impl PathTable {
         let mut reason = match because {
             Decision::Forced => "it is forced".to_owned(),
             Decision::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
-            Decision::Rule(index) => self.rules[index].because.to_string(),
+            Decision::Rule(index) => self.rules[index].because.clone(),
             Decision::Always(because) => because.to_owned(),
             Decision::Cheapest if self.paths.iter().filter(|path| path.suits(operation)).count() == 1 => {
                 format!("no other path has {}", operation.name())
@@ -401,7 +401,7 @@ impl PathTable {
         // Rules before the deciding one did not fit; if none of them is for this path, the decision itself is the reason.
         let decided = if let Decision::Rule(index) = because { index } else { self.rules.len() };
         // The absence of another measurement for this call is no reason.
-        let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured());
+        let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured);
         // The rule that came nearest is the most informative.
         let unmet = before.rev().max_by_key(|rule| rule.met(query)).and_then(|rule| rule.unmet(query));
         match (because, unmet) {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::tuned::Measurement;
 use super::{Path, Query};
 
 /// A path that is preferred if all of its conditions hold.
@@ -12,26 +11,10 @@ pub(crate) struct Rule {
     pub path: Path,
     /// Conditions, all of which must hold.
     pub when: Vec<Condition>,
-    /// The reason for the preference, and the place where it was measured.
-    pub because: Reason,
-}
-
-/// The reason for which a rule prefers its path.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Reason {
-    /// It is built in, for this reason.
-    BuiltIn(&'static str),
-    /// It was measured on this machine.
-    Measured(Measurement),
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BuiltIn(why) => f.write_str(why),
-            Self::Measured(measurement) => measurement.fmt(f),
-        }
-    }
+    /// The reason for the preference.
+    pub because: String,
+    /// True if it was measured on this machine, and is not built in.
+    pub is_measured: bool,
 }
 
 /// A condition on a call.
@@ -50,11 +33,6 @@ pub(crate) enum Condition {
 }
 
 impl Rule {
-    /// Returns true if it was measured on this machine.
-    pub(super) const fn is_measured(&self) -> bool {
-        matches!(self.because, Reason::Measured(_))
-    }
-
     /// Returns true if it may decide an all-reduce.
     pub(super) fn suits_all_reduce(&self) -> bool {
         let other =
@@ -127,7 +105,7 @@ impl fmt::Display for Rule {
         for (index, condition) in self.when.iter().enumerate() {
             write!(f, "{}{condition}", if index == 0 { "" } else { ", " })?;
         }
-        if self.is_measured() {
+        if self.is_measured {
             write!(f, " ({})", self.because)?;
         }
         Ok(())

@@ -233,7 +233,8 @@ fn one_more_path_is_one_more_rule() {
     let quick = Rule {
         path: Path::Local,
         when: conditions.to_vec(),
-        because: Reason::BuiltIn("it is quick for little"),
+        because: "it is quick for little".into(),
+        is_measured: false,
     };
     let fallback = Fallback::Always { path: Path::Nccl, because: "it can do everything" };
     let table = PathTable::new(8, vec![Path::Local, Path::Nccl], vec![quick], fallback);

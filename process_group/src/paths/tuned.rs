@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, Path, Reason, Rule};
+use super::{Condition, Path, Rule};
 use crate::types::operation::{Operation, ReduceOp};
 use crate::types::rank::Rank;
 use crate::types::units;
@@ -151,7 +151,7 @@ impl TunedRange {
         if is_of_host(self.path) {
             when.insert(1, Condition::NoHalfReduction);
         }
-        Some(Rule { path: self.path, when, because: Reason::Measured(self.measured.clone()) })
+        Some(Rule { path: self.path, when, because: self.measured.to_string(), is_measured: true })
     }
 }
 
