@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::{CommInit, NcclComm, Sharing, connect};
+use crate::backend::Backend;
 use crate::device::nvml::Nvml;
 use crate::device::symbols::Table;
 use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
-use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext, Together};
+use crate::factory::{BackendFactory, GroupSpec, ProbeContext, Together};
 use crate::link::mesh::Unconnected;
 use crate::membership::capability::{Capability, ComponentVersion, Exclusive};
 use crate::stream::{self, GroupMembers};
@@ -141,7 +142,7 @@ impl BackendFactory for Factory {
         }
     }
 
-    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<Box<dyn Backend>> {
         let Some(gpu) = &self.gpu else {
             return Err(Error::BackendUnavailable {
                 backend: BackendKind::Nccl.name().into(),
@@ -184,6 +185,6 @@ impl BackendFactory for Factory {
             group.deadline,
         )?;
         self.world.get_or_insert(comm);
-        Ok(AnyBackend::Stream(Box::new(backend)))
+        Ok(Box::new(backend))
     }
 }
