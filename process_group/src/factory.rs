@@ -14,6 +14,7 @@ use crate::membership::capability::Capability;
 use crate::membership::roster::Member;
 use crate::membership::store::Store;
 use crate::paths::tuned::TunedRange;
+use crate::stream::StreamBackend;
 use crate::types::backend_kind::BackendKind;
 use crate::types::rank::{LocalRank, Rank};
 
@@ -74,6 +75,42 @@ impl GroupSpec<'_> {
     }
 }
 
+/// A backend of a group: its calls finish on host memory before they return, or run on streams of a GPU.
+pub(crate) enum AnyBackend {
+    Host(Box<dyn Backend>),
+    Stream(Box<dyn StreamBackend>),
+}
+
+impl AnyBackend {
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        match self {
+            Self::Host(backend) => &**backend,
+            Self::Stream(backend) => &**backend,
+        }
+    }
+
+    pub(crate) fn backend_mut(&mut self) -> &mut dyn Backend {
+        match self {
+            Self::Host(backend) => &mut **backend,
+            Self::Stream(backend) => &mut **backend,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> Option<&dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&**backend),
+        }
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&mut **backend),
+        }
+    }
+}
+
 /// Makes the groups of one backend on this rank.
 pub(crate) trait BackendFactory: Send {
     /// Returns the kind of the backend.
@@ -86,5 +123,5 @@ pub(crate) trait BackendFactory: Send {
     ///
     /// # Errors
     /// Names the members that did not arrive by the deadline.
-    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<Box<dyn Backend>>;
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend>;
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::backend::call::Call;
 use crate::error::{Error, Result};
 use crate::paths::{Path, PathTable};
-use crate::stream::StreamBackend;
 use crate::types::backend_kind::BackendKind;
 use crate::types::dtype::DType;
 
@@ -29,16 +28,6 @@ pub(crate) struct Completion {
 pub(crate) trait Backend: Send {
     /// Returns the kind of this backend.
     fn kind(&self) -> BackendKind;
-
-    /// Returns the backend as one whose calls run on streams of a GPU. The calls of others finish on host memory before they return.
-    fn stream(&self) -> Option<&dyn StreamBackend> {
-        None
-    }
-
-    /// As [`stream`](Self::stream), to call it.
-    fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
-        None
-    }
 
     /// Executes a call, or enqueues it on a stream.
     ///

@@ -4,9 +4,8 @@ use ryzanstein_config::AlgorithmChoice;
 
 use super::spin::SpinPolicy;
 use super::{Host, Settings, decline};
-use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::factory::{BackendFactory, GroupSpec, ProbeContext};
+use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
 use crate::link::mesh::{Mesh, Unconnected};
 use crate::membership::capability::Capability;
 use crate::schedule::{Algorithm, Hosts};
@@ -29,7 +28,7 @@ impl BackendFactory for Factory {
         }
     }
 
-    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<Box<dyn Backend>> {
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
         let tcp = &group.config.process_group.tcp;
         let settings = Settings {
             demand: match tcp.algorithm {
@@ -68,6 +67,6 @@ impl BackendFactory for Factory {
         })?;
         let mut host = Host::new(group.name, group.rank, &group.members, connections, settings);
         host.meet(group.deadline)?;
-        Ok(Box::new(host))
+        Ok(AnyBackend::Host(Box::new(host)))
     }
 }

@@ -16,7 +16,7 @@ impl ProcessGroup {
     /// Every rank gets the same answer.
     pub fn fuses_add_norm(&self, dtype: DType, rows: usize, columns: usize) -> bool {
         let Some(count) = rows.checked_mul(columns).filter(|count| *count > 0) else { return false };
-        lock(&self.inner.core).backend.fuses_add_norm(dtype, count, columns)
+        lock(&self.inner.core).backend.backend().fuses_add_norm(dtype, count, columns)
     }
 
     /// Executes in one kernel: sums `buffer` (`[rows × columns]`) over the ranks, adds the sum to `residual` (of the same shape),

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use tracing::span::EnteredSpan;
 
 use super::GroupInfo;
+use crate::backend::Completion;
 use crate::backend::call::{AddNorm, Call, Interrupt};
-use crate::backend::{Backend, Completion};
 use crate::device::buffer::{Memory, View, ViewMut};
 use crate::error::{Error, Result};
+use crate::factory::AnyBackend;
 use crate::membership::store::{Store, group_key};
 use crate::observe::profile::Profile;
 use crate::observe::recorder::{FlightRecorder, Recorder};
@@ -84,7 +85,7 @@ impl AbortReasons {
 }
 
 pub(super) struct Core {
-    pub(super) backend: Box<dyn Backend>,
+    pub(super) backend: AnyBackend,
     /// The memory in which the buffers of calls must be.
     pub(super) memory: Memory,
     pub(super) failed: Option<Arc<Error>>,
@@ -340,7 +341,7 @@ impl GroupInner {
         };
         let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
         // The links come first: they deliver the reason at once, while the store may cause a wait.
-        core.backend.abort(&error);
+        core.backend.backend_mut().abort(&error);
         core.failed = Some(Arc::new(error.clone()));
         if let Some(words) = words {
             words.leave(&error);
@@ -442,7 +443,7 @@ impl Core {
         if self.is_alone(&fingerprint) {
             return self.copy(call);
         }
-        self.backend.submit(Call { interrupt: Some(Arc::clone(&self.interrupt)), ..call })
+        self.backend.backend_mut().submit(Call { interrupt: Some(Arc::clone(&self.interrupt)), ..call })
     }
 
     fn submit_all(

@@ -29,7 +29,6 @@ use std::time::Duration;
 
 use ryzanstein_config::Numerics;
 
-use crate::backend::Backend;
 use crate::backend::call::Interrupt;
 use crate::backend::timings::Timings;
 use crate::cpu;
@@ -37,6 +36,7 @@ use crate::device::Device;
 use crate::device::buffer::Memory;
 use crate::device::wire::WireMemory;
 use crate::error::{Error, Result};
+use crate::factory::AnyBackend;
 use crate::membership::store::{MemoryStore, Store};
 use crate::observe::profile::{Profile, Recording};
 use crate::observe::recorder::{FlightRecorder, Recorder};
@@ -114,7 +114,7 @@ impl ProcessGroup {
     /// Puts a group on a backend that a factory has connected. The records of `flight` contain its calls.
     pub(crate) fn on(
         info: GroupInfo,
-        backend: Box<dyn Backend>,
+        backend: AnyBackend,
         store: Option<Arc<dyn Store>>,
         flight: Option<FlightRecorder>,
     ) -> Self {
@@ -125,14 +125,15 @@ impl ProcessGroup {
     /// Creates a group. `instruments` are the source of times of enqueued calls, and the bandwidth of this rank's links.
     fn with(
         info: GroupInfo,
-        backend: Box<dyn Backend>,
+        backend: AnyBackend,
         instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
         store: Option<Arc<dyn Store>>,
         flight: Option<FlightRecorder>,
     ) -> Self {
         let world_size = info.members.len();
         let global = info.members[info.rank.index()].0;
-        let (kind, device) = (backend.kind(), backend.stream().map(|stream| stream.device().clone()));
+        let (kind, device) =
+            (backend.backend().kind(), backend.stream().map(|stream| stream.device().clone()));
         let memory = device.as_ref().map_or(Memory::Host, |device| Memory::Device(device.ordinal()));
         let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
         let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
@@ -206,7 +207,7 @@ impl ProcessGroup {
                     },
                     times_graphs: false,
                 };
-                Self::on(info, Box::new(backend), Some(Arc::clone(&store)), None)
+                Self::on(info, AnyBackend::Host(Box::new(backend)), Some(Arc::clone(&store)), None)
             })
             .collect()
     }
@@ -288,17 +289,17 @@ impl ProcessGroup {
 
     /// Returns the paths that calls of this group may take.
     pub fn paths(&self) -> Vec<Path> {
-        lock(&self.inner.core).backend.paths().all().to_vec()
+        lock(&self.inner.core).backend.backend().paths().all().to_vec()
     }
 
     /// Returns the sizes in bytes from which on an all-reduce may take another path.
     pub(crate) fn thresholds(&self) -> Vec<usize> {
-        lock(&self.inner.core).backend.paths().thresholds()
+        lock(&self.inner.core).backend.backend().paths().thresholds()
     }
 
     /// Describes in prose when this group takes each path, and why it does not have the other possible paths.
     pub fn describe_paths(&self) -> Vec<(Path, String)> {
-        lock(&self.inner.core).backend.paths().describe()
+        lock(&self.inner.core).backend.backend().paths().describe()
     }
 
     /// Returns the path that a call of this kind takes now, the reason, and the reasons against the other paths. `count` is the
@@ -316,7 +317,7 @@ impl ProcessGroup {
                 "{operation}: {count} elements of {dtype} are more than memory holds"
             )));
         }
-        Ok(lock(&self.inner.core).backend.paths().choose(operation, dtype, count))
+        Ok(lock(&self.inner.core).backend.backend().paths().choose(operation, dtype, count))
     }
 
     /// Forces later calls to take one path (every rank must do the same), or lets the backend choose again.
@@ -325,7 +326,7 @@ impl ProcessGroup {
     /// [`Error::Invalid`] when the backend has no such path.
     pub fn force_path(&mut self, path: Option<Path>) -> Result<()> {
         self.wait_idle();
-        lock(&self.inner.core).backend.force(path)
+        lock(&self.inner.core).backend.backend_mut().force(path)
     }
 
     /// Returns the newest call, for reports of a rank's activity at its failure.

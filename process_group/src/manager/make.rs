@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::Config;
 
 use crate::error::Result;
-use crate::factory::{BackendFactory, GroupSpec, Together};
+use crate::factory::{AnyBackend, BackendFactory, GroupSpec, Together};
 use crate::group::{GroupInfo, ProcessGroup};
 use crate::link::mesh::Mesh;
 use crate::manager::self_check;
@@ -69,7 +69,10 @@ impl GroupMaker {
             record: profile.enabled,
             newest_calls: profile.recorder.get() as usize,
             slow_call: profile.slow_call,
-            slow_gbs: if backend.stream().is_some() { SLOW_DEVICE_GBS } else { SLOW_HOST_GBS },
+            slow_gbs: match backend {
+                AnyBackend::Host(_) => SLOW_HOST_GBS,
+                AnyBackend::Stream(_) => SLOW_DEVICE_GBS,
+            },
             every: profile.slow_call_every,
         };
         let info = GroupInfo {

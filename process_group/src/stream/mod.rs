@@ -372,14 +372,6 @@ impl<C: Communicator> Backend for StreamGroup<C> {
         self.communicator.kind()
     }
 
-    fn stream(&self) -> Option<&dyn StreamBackend> {
-        Some(self)
-    }
-
-    fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
-        Some(self)
-    }
-
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
         let completion = self.enqueue(&mut call, COMPUTE)?;
         if call.fingerprint.operation == Operation::Barrier && !completion.captured {

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use super::{CommInit, NcclComm, Sharing, connect};
-use crate::backend::Backend;
 use crate::device::nvml::Nvml;
 use crate::device::symbols::Table;
 use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
-use crate::factory::{BackendFactory, GroupSpec, ProbeContext, Together};
+use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext, Together};
 use crate::link::mesh::Unconnected;
 use crate::membership::capability::{Capability, ComponentVersion, Exclusive};
 use crate::stream::{self, GroupMembers};
@@ -142,7 +141,7 @@ impl BackendFactory for Factory {
         }
     }
 
-    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<Box<dyn Backend>> {
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
         let Some(gpu) = &self.gpu else {
             return Err(Error::BackendUnavailable {
                 backend: BackendKind::Nccl.name().into(),
@@ -185,6 +184,6 @@ impl BackendFactory for Factory {
             group.deadline,
         )?;
         self.world.get_or_insert(comm);
-        Ok(Box::new(backend))
+        Ok(AnyBackend::Stream(Box::new(backend)))
     }
 }
