@@ -140,7 +140,7 @@ impl ProcessGroup {
         let recorder = Recorder::new(&info.name, &info.members, info.recording.newest_calls);
         if let Some(flight) = &flight {
             let status = backend.stream().map(|stream| stream.watchdog().status());
-            flight.add(recorder.ring(), &profile, status);
+            flight.add(recorder.history(), &profile, status);
         }
         let core = Core {
             backend,

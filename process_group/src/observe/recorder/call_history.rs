@@ -1,36 +1,49 @@
 //! The newest calls of a group, in memory that is allocated once.
-//!
-//! One thread writes at a time: [`Recorder`] needs `&mut`, and a group keeps it under the lock that a call holds. Any thread may
-//! read.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::activity::{CurrentCall, GroupActivity};
 use super::record::{CallRecord, Failure, GroupRecord, Outcome};
-use super::slot::{Slot, WORDS};
 use crate::backend::Completion;
 use crate::error::Error;
-use crate::link::wire::fingerprint;
 use crate::observe::profile::CallSummary;
-use crate::paths::{Path, PeerAlgorithm};
-use crate::schedule::Algorithm;
+use crate::paths::Path;
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
-
-/// Number of the newest calls that determine the activity of a group.
-const NEWEST: u64 = 4096;
+use crate::types::sync::lock;
 
 /// The history that the group shares with the readers of its record.
 #[derive(Debug)]
 pub(crate) struct CallHistory {
     name: String,
     members: Vec<Rank>,
-    slots: Box<[Slot]>,
-    /// Number of calls so far.
-    begun: AtomicU64,
+    /// Locked for the moment of a read or a write, and not while a call waits.
+    calls: Mutex<Calls>,
     failure: OnceLock<Failure>,
+}
+
+#[derive(Debug)]
+struct Calls {
+    /// Oldest first.
+    newest: VecDeque<RecordedCall>,
+    /// Number of calls so far.
+    begun: u64,
+    /// Number of calls that have ended.
+    ended: u64,
+}
+
+/// A call, or the calls of one replay, as a [`CallRecord`] describes them.
+#[derive(Clone, Copy, Debug)]
+struct RecordedCall {
+    number: u64,
+    calls: u64,
+    fingerprint: CallFingerprint,
+    path: Option<Path>,
+    begun_ns: u64,
+    ended_ns: u64,
+    outcome: Outcome,
 }
 
 impl CallHistory {
@@ -39,11 +52,11 @@ impl CallHistory {
     }
 
     pub(super) fn record(&self) -> GroupRecord {
-        let begun = self.begun.load(Ordering::Acquire);
-        let oldest = begun.saturating_sub(self.slots.len() as u64);
-        let calls: Vec<CallRecord> = (oldest..begun)
-            .filter_map(|call| decode(self.slots[call as usize % self.slots.len()].read(call)?))
-            .collect();
+        let (begun, newest) = {
+            let calls = lock(&self.calls);
+            (calls.begun, calls.newest.clone())
+        };
+        let calls: Vec<CallRecord> = newest.into_iter().map(RecordedCall::record).collect();
         GroupRecord {
             name: self.name.clone(),
             members: self.members.clone(),
@@ -66,18 +79,12 @@ impl CallHistory {
             calls: summary.calls,
             recent: summary.recent,
         };
-        let begun = self.begun.load(Ordering::Acquire);
-        let capacity = self.slots.len() as u64;
-        let oldest = begun.saturating_sub(capacity.min(NEWEST));
-        for call in (oldest..begun).rev() {
-            let words = self.slots[call as usize % self.slots.len()].read(call);
-            let Some(call) = words.and_then(decode).filter(|call| call.outcome != Outcome::Captured) else {
-                continue;
-            };
+        let calls = lock(&self.calls);
+        for call in calls.newest.iter().rev().filter(|call| call.outcome != Outcome::Captured) {
             let operation = call.fingerprint.operation;
             let is_current = call.outcome == Outcome::InProgress;
             if is_current {
-                let elapsed = Duration::from_nanos(now.saturating_sub(call.enqueued_ns));
+                let elapsed = Duration::from_nanos(now.saturating_sub(call.begun_ns));
                 activity.current = Some(CurrentCall { number: call.number, operation, elapsed });
             }
             if !operation.is_point_to_point() {
@@ -92,7 +99,7 @@ impl CallHistory {
                 }
             }
         }
-        if oldest == 0 && capacity > 0 {
+        if calls.begun == calls.newest.len() as u64 && calls.newest.capacity() > 0 {
             activity.begun = activity.begun.or(Some(0));
             activity.ended = Some(0);
         }
@@ -100,95 +107,67 @@ impl CallHistory {
     }
 }
 
-fn decode([number, a, b, begin, end, state]: [u64; WORDS]) -> Option<CallRecord> {
-    let mut packed = [0; fingerprint::BYTES];
-    packed[..8].copy_from_slice(&a.to_le_bytes());
-    packed[8..].copy_from_slice(&b.to_le_bytes());
-    let [outcome, path, ..] = state.to_le_bytes();
-    let outcome = *Outcome::ALL.get(usize::from(outcome))?;
-    Some(CallRecord {
-        number,
-        calls: state >> 16,
-        fingerprint: fingerprint::unpack(&packed)?,
-        path: path_of(path).map(|path| path.to_string()),
-        enqueued_ns: begin,
-        returned_ns: (outcome != Outcome::InProgress).then_some(end),
-        outcome,
-    })
-}
-
-/// The first number of the schedules through shared memory.
-const SHARED: u8 = 64;
-/// The first number of the algorithms of this crate's own kernels.
-const PEER: u8 = 128;
-
-/// Returns the number of a path, 0 for none.
-fn number_of(path: Option<Path>) -> u8 {
-    match path {
-        None => 0,
-        Some(Path::Local) => 1,
-        Some(Path::Nccl) => 3,
-        Some(Path::SharedMemory(algorithm)) => SHARED + algorithm as u8,
-        Some(Path::PeerMemory(algorithm)) => PEER + algorithm as u8,
-        Some(Path::Tcp(algorithm)) => 4 + algorithm as u8,
+impl RecordedCall {
+    fn record(self) -> CallRecord {
+        CallRecord {
+            number: self.number,
+            calls: self.calls,
+            fingerprint: self.fingerprint,
+            path: self.path.map(|path| path.to_string()),
+            enqueued_ns: self.begun_ns,
+            returned_ns: (self.outcome != Outcome::InProgress).then_some(self.ended_ns),
+            outcome: self.outcome,
+        }
     }
 }
 
-fn path_of(number: u8) -> Option<Path> {
-    match number {
-        1 => Some(Path::Local),
-        3 => Some(Path::Nccl),
-        SHARED..PEER => Algorithm::ALL.get(usize::from(number - SHARED)).copied().map(Path::SharedMemory),
-        PEER.. => PeerAlgorithm::ALL.get(usize::from(number - PEER)).copied().map(Path::PeerMemory),
-        tcp => Algorithm::ALL.get(usize::from(tcp).checked_sub(4)?).copied().map(Path::Tcp),
-    }
-}
-
-/// The writer's end of a ring.
+/// The writer's end of a history.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    ring: Arc<CallHistory>,
+    history: Arc<CallHistory>,
+    /// Number of calls that are kept.
+    capacity: usize,
     /// The time of the first reading, by both clocks.
     anchor: (Instant, u64),
-    /// Number of calls that have ended.
-    ended: u64,
-    begun: u64,
 }
 
 impl Recorder {
     /// Creates a recorder that keeps this many calls; 0 keeps none.
     pub(crate) fn new(name: &str, members: &[Rank], capacity: usize) -> Self {
-        let ring = Arc::new(CallHistory {
+        let history = Arc::new(CallHistory {
             name: name.to_owned(),
             members: members.to_vec(),
-            slots: (0..capacity).map(|_| Slot::default()).collect(),
-            begun: AtomicU64::new(0),
+            calls: Mutex::new(Calls { newest: VecDeque::with_capacity(capacity), begun: 0, ended: 0 }),
             failure: OnceLock::new(),
         });
-        Self { ring, anchor: anchor(), ended: 0, begun: 0 }
+        Self { history, capacity, anchor: anchor() }
     }
 
-    pub(crate) const fn ring(&self) -> &Arc<CallHistory> {
-        &self.ring
+    pub(crate) const fn history(&self) -> &Arc<CallHistory> {
+        &self.history
     }
 
     /// Records the start of a call, or of `calls` calls of a replay.
     pub(crate) fn begin(&mut self, fingerprint: &CallFingerprint, number: u64, calls: u64, at: Instant) {
-        let Some(slot) = self.slot(self.begun) else { return };
-        let packed = u128::from_le_bytes(fingerprint::pack(fingerprint));
-        slot.write(
-            4 * self.begun + 1,
-            &[
-                (0, number),
-                (1, packed as u64),
-                (2, (packed >> 64) as u64),
-                (3, since(self.anchor, at)),
-                (4, 0),
-                (5, state(calls, None, Outcome::InProgress)),
-            ],
-        );
-        self.begun += 1;
-        self.ring.begun.store(self.begun, Ordering::Release);
+        if self.capacity == 0 {
+            return;
+        }
+        let (fingerprint, begun_ns) = (*fingerprint, since(self.anchor, at));
+        let call = RecordedCall {
+            number,
+            calls,
+            fingerprint,
+            path: None,
+            begun_ns,
+            ended_ns: 0,
+            outcome: Outcome::InProgress,
+        };
+        let mut calls = lock(&self.history.calls);
+        if calls.newest.len() == self.capacity {
+            calls.newest.pop_front();
+        }
+        calls.newest.push_back(call);
+        calls.begun += 1;
     }
 
     /// Records that the oldest call in progress has returned.
@@ -198,43 +177,37 @@ impl Recorder {
             Completion { enqueued: true, .. } => Outcome::Enqueued,
             _ => Outcome::Done,
         };
-        self.end_as(Some(completion.path), outcome, at);
+        lock(&self.history.calls).end(Some(completion.path), outcome, since(self.anchor, at));
     }
 
     /// Records that all calls in progress have ended with an error.
     pub(crate) fn fail(&mut self, at: Instant) {
-        while self.ended < self.begun {
-            self.end_as(None, Outcome::Failed, at);
+        let mut calls = lock(&self.history.calls);
+        while calls.ended < calls.begun {
+            calls.end(None, Outcome::Failed, since(self.anchor, at));
         }
     }
 
     /// Records that the group cannot be used any more.
     pub(crate) fn give_up(&self, error: &Error) {
-        let _ = self.ring.failure.set(Failure::new(error));
-    }
-
-    fn end_as(&mut self, path: Option<Path>, outcome: Outcome, at: Instant) {
-        if self.ended == self.begun {
-            return;
-        }
-        let call = self.ended;
-        self.ended += 1;
-        // A group of many calls may have replaced its first ones.
-        let is_there = self.begun - call <= self.ring.slots.len() as u64;
-        let Some(slot) = self.slot(call).filter(|_| is_there) else { return };
-        let calls = slot.word(5) >> 16;
-        slot.write(4 * call + 3, &[(4, since(self.anchor, at)), (5, state(calls, path, outcome))]);
-    }
-
-    fn slot(&self, call: u64) -> Option<&Slot> {
-        let slots = &self.ring.slots;
-        // Without slots there is no remainder either.
-        slots.get((call as usize).checked_rem(slots.len())?)
+        let _ = self.history.failure.set(Failure::new(error));
     }
 }
 
-fn state(calls: u64, path: Option<Path>, outcome: Outcome) -> u64 {
-    calls << 16 | u64::from(number_of(path)) << 8 | outcome as u64
+impl Calls {
+    /// Ends the oldest call in progress, if there is one.
+    fn end(&mut self, path: Option<Path>, outcome: Outcome, ended_ns: u64) {
+        let in_progress = (self.begun - self.ended) as usize;
+        if in_progress == 0 {
+            return;
+        }
+        self.ended += 1;
+        // A group of many calls may have replaced its first ones.
+        let index = self.newest.len().checked_sub(in_progress);
+        if let Some(call) = index.and_then(|index| self.newest.get_mut(index)) {
+            (call.path, call.outcome, call.ended_ns) = (path, outcome, ended_ns);
+        }
+    }
 }
 
 /// Returns the readings of this process's two clocks at one moment.
@@ -257,10 +230,8 @@ pub(super) fn unix_ns(at: Instant) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-    use std::time::Duration;
-
     use super::*;
+    use crate::schedule::Algorithm;
     use crate::types::dtype::DType;
     use crate::types::operation::Operation;
 
@@ -287,7 +258,7 @@ mod tests {
             recorder.end(DONE, Instant::now());
         }
         begin(&mut recorder, 5);
-        let record = recorder.ring().record();
+        let record = recorder.history().record();
         assert_eq!((record.overwritten, record.calls.len()), (2, 3));
         let [third, _, fifth] = &record.calls[..] else { panic!("{record:?}") };
         assert_eq!((third.number, third.fingerprint, third.outcome), (3, gather(3), Outcome::Done));
@@ -295,7 +266,7 @@ mod tests {
         assert!(third.returned_ns >= Some(third.enqueued_ns));
         assert_eq!((fifth.number, fifth.outcome, fifth.returned_ns), (5, Outcome::InProgress, None));
         recorder.fail(Instant::now());
-        assert_eq!(recorder.ring().record().calls[2].outcome, Outcome::Failed);
+        assert_eq!(recorder.history().record().calls[2].outcome, Outcome::Failed);
     }
 
     #[test]
@@ -307,15 +278,16 @@ mod tests {
         for _ in 1..=5 {
             recorder.end(Completion { enqueued: true, ..DONE }, Instant::now());
         }
-        let record = recorder.ring().record();
+        let record = recorder.history().record();
         assert!(record.calls.iter().all(|call| call.outcome == Outcome::Enqueued), "{record:?}");
         assert_eq!(record.calls.iter().map(|call| call.number).collect::<Vec<_>>(), [4, 5]);
     }
 
     #[test]
     fn activity_is_that_of_collectives_and_of_the_oldest_call_that_has_not_returned() {
-        let at =
-            |recorder: &Recorder| recorder.ring().activity(unix_ns(Instant::now()), CallSummary::default());
+        let at = |recorder: &Recorder| {
+            recorder.history().activity(unix_ns(Instant::now()), CallSummary::default())
+        };
         let mut recorder = Recorder::new("world", &[Rank(0), Rank(1)], 8);
         assert_eq!(
             (at(&recorder).begun, at(&recorder).ended, at(&recorder).current),
@@ -350,44 +322,7 @@ mod tests {
         begin(&mut recorder, 1);
         recorder.end(DONE, Instant::now());
         recorder.fail(Instant::now());
-        assert!(recorder.ring().record().calls.is_empty());
-        assert_eq!(recorder.ring().activity(0, CallSummary::default()).begun, None);
-    }
-
-    #[test]
-    fn every_path_has_a_number_of_its_own() {
-        let tcp = Algorithm::ALL.map(Path::Tcp);
-        let shared = Algorithm::ALL.map(Path::SharedMemory);
-        let peer = PeerAlgorithm::ALL.map(Path::PeerMemory);
-        let others = [Path::Local, Path::Nccl];
-        for path in others.into_iter().chain(tcp).chain(shared).chain(peer) {
-            assert_eq!(path_of(number_of(Some(path))), Some(path));
-        }
-        assert_eq!(path_of(number_of(None)), None);
-    }
-
-    #[test]
-    fn a_reader_beside_the_writer_sees_whole_calls_only() {
-        let mut recorder = Recorder::new("world", &[Rank(0)], 8);
-        let (ring, over) = (Arc::clone(recorder.ring()), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                let mut seen = 0;
-                while !over.load(Ordering::Relaxed) || seen == 0 {
-                    for call in ring.record().calls {
-                        assert_eq!(call.fingerprint.count as u64, call.number);
-                        assert_eq!(call.path.is_some(), call.outcome == Outcome::Done);
-                        assert!(call.returned_ns.is_none_or(|end| end >= call.enqueued_ns), "{call:?}");
-                        seen += 1;
-                    }
-                }
-            });
-            for number in 1..=200_000 {
-                begin(&mut recorder, number);
-                recorder.end(DONE, Instant::now());
-            }
-            over.store(true, Ordering::Relaxed);
-            reader.join().expect("whole calls");
-        });
+        assert!(recorder.history().record().calls.is_empty());
+        assert_eq!(recorder.history().activity(0, CallSummary::default()).begun, None);
     }
 }

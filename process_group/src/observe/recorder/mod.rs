@@ -1,21 +1,10 @@
 //! The flight recorder: the newest calls of each group of a rank, kept in memory, and written to a file when a group fails.
 //!
-//! A call writes its entry under the lock that it already holds, so recording takes no lock of its own. A reader takes no lock
-//! either: a rank can be asked for its record while its calls are blocked.
+//! No lock of a record is held while a call waits: a rank can be asked for its record while its calls are blocked.
 
 mod activity;
 mod call_history;
 mod record;
-mod slot;
-
-/// The atomic types of a slot; under loom, its own types.
-mod atomic {
-    pub(super) use std::hint::spin_loop;
-    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-    /// Number of attempts of a reader before it leaves out a call that is being replaced.
-    pub(super) const TRIES: usize = 1000;
-}
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +47,7 @@ struct Inner {
 /// A group in the records.
 #[derive(Clone)]
 struct Shown {
-    ring: Arc<CallHistory>,
+    history: Arc<CallHistory>,
     profile: Arc<Profile>,
     /// The status of a group on a GPU.
     status: Option<Arc<Status>>,
@@ -66,13 +55,13 @@ struct Shown {
 
 impl std::fmt::Debug for Shown {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shown").field("ring", &self.ring).finish_non_exhaustive()
+        f.debug_struct("Shown").field("history", &self.history).finish_non_exhaustive()
     }
 }
 
 impl Shown {
     fn activity(&self, now: Instant) -> GroupActivity {
-        let activity = self.ring.activity(call_history::unix_ns(now), self.profile.summary());
+        let activity = self.history.activity(call_history::unix_ns(now), self.profile.summary());
         let pending = self.status.as_ref().and_then(|status| status.pending());
         match pending {
             Some(pending) => activity.with_pending(&pending, now),
@@ -97,16 +86,21 @@ impl FlightRecorder {
     }
 
     /// Shows a group in records while it exists, and the newest [`MOST_FAILED`] of those that have failed.
-    pub(crate) fn add(&self, ring: &Arc<CallHistory>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
+    pub(crate) fn add(
+        &self,
+        history: &Arc<CallHistory>,
+        profile: &Arc<Profile>,
+        status: Option<&Arc<Status>>,
+    ) {
         self.groups();
-        let (ring, profile) = (Arc::clone(ring), Arc::clone(profile));
-        lock(&self.0.groups).push(Shown { ring, profile, status: status.cloned() });
+        let (history, profile) = (Arc::clone(history), Arc::clone(profile));
+        lock(&self.0.groups).push(Shown { history, profile, status: status.cloned() });
     }
 
     fn groups(&self) -> Vec<Shown> {
         let mut groups = lock(&self.0.groups);
-        let has_gone = |shown: &Shown| Arc::strong_count(&shown.ring) == 1;
-        groups.retain(|shown| !has_gone(shown) || shown.ring.has_failed());
+        let has_gone = |shown: &Shown| Arc::strong_count(&shown.history) == 1;
+        groups.retain(|shown| !has_gone(shown) || shown.history.has_failed());
         let too_many = groups.iter().filter(|shown| has_gone(shown)).count().saturating_sub(MOST_FAILED);
         for _ in 0..too_many {
             // The oldest groups come first.
@@ -125,7 +119,7 @@ impl FlightRecorder {
 
     /// Returns a copy of the present records.
     pub fn record(&self) -> FlightRecord {
-        let groups = self.groups().iter().map(|shown| shown.ring.record()).collect();
+        let groups = self.groups().iter().map(|shown| shown.history.record()).collect();
         FlightRecord { dumped_ns: call_history::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 

@@ -81,7 +81,6 @@ pub struct CallRecord {
 /// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[repr(u8)]
 pub enum Outcome {
     /// The call has not returned.
     InProgress,
@@ -93,9 +92,4 @@ pub enum Outcome {
     Captured,
     /// It returned an error.
     Failed,
-}
-
-impl Outcome {
-    pub(super) const ALL: [Self; 5] =
-        [Self::InProgress, Self::Done, Self::Enqueued, Self::Captured, Self::Failed];
 }
