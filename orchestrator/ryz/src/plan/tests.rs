@@ -135,7 +135,7 @@ fn usual() -> Request {
         dtype: None,
         memory: Some(80 << 30),
         memory_fraction: 0.9,
-        interconnect: Interconnect::NvLink4,
+        interconnect: Interconnect::NVLINK4,
     }
 }
 

@@ -78,9 +78,9 @@ impl SyncTimes {
     pub fn new(ranks: usize) -> Self {
         let models = MODELS.map(|(name, parameters)| Model { name, parameters, bytes: 4 * parameters });
         let interconnects = Interconnect::ALL.map(|interconnect| On {
-            name: interconnect.name(),
-            gbs: interconnect.gigabytes_per_second(),
-            latency_us: interconnect.latency() * 1e6,
+            name: interconnect.name,
+            gbs: interconnect.gbs,
+            latency_us: interconnect.latency * 1e6,
             seconds: MODELS.map(|(_, parameters)| seconds(parameters, ranks, interconnect)).into(),
         });
         Self { ranks, models: models.into(), interconnects: interconnects.into() }
