@@ -1,5 +1,6 @@
 //! A small Llama with generated weights, sharded and unsharded.
 
+use ryzanstein_benches::suite::steps::ModelShape;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
@@ -47,16 +48,7 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
 /// Returns the configuration of a model for any number of ranks: the number of heads is a multiple of it.
 fn config(ranks: usize) -> Result<LlamaConfig, Error> {
     let heads = ranks * 8usize.div_ceil(ranks);
-    let json = format!(
-        r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": {hidden},
-            "intermediate_size": {intermediate}, "num_hidden_layers": 1, "num_attention_heads": {heads},
-            "num_key_value_heads": {heads}, "head_dim": {HEAD_DIM}, "vocab_size": 250, "hidden_act": "silu",
-            "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-            "tie_word_embeddings": false}}"#,
-        hidden = heads * HEAD_DIM,
-        intermediate = heads * 40,
-    );
-    LlamaConfig::from_json("the check's own config.json".as_ref(), &json, None)
+    ModelShape::new("check", [heads * HEAD_DIM, heads * 40, heads, heads], 250).config(1)
 }
 
 fn forward(config: &LlamaConfig, group: &mut ProcessGroup) -> Result<Tensor, Error> {

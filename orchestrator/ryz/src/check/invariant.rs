@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use ryzanstein_benches::suite::steps::ModelShape;
 use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table::{self, Cell, Column, Screen};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager, Rank};
@@ -18,6 +19,7 @@ use crate::generate::logits_digest;
 
 const DTYPE: DType = DType::BF16;
 const VOCABULARY: usize = 250;
+const LAYERS: usize = 2;
 /// Tokens whose logits are compared, and the length of the chunks in which they are given a second time.
 const TOKENS: usize = 100;
 const CHUNK: usize = 7;
@@ -145,13 +147,7 @@ fn greedy(
 
 /// A model whose sums are long enough to be rounded often.
 fn config() -> Result<LlamaConfig, Error> {
-    let json = format!(
-        r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 640,
-            "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
-            "vocab_size": {VOCABULARY}, "hidden_act": "silu", "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0, "tie_word_embeddings": false}}"#
-    );
-    LlamaConfig::from_json("the check's own config.json".as_ref(), &json, None)
+    ModelShape::new("check", [256, 640, 8, 4], VOCABULARY / LAYERS).config(LAYERS)
 }
 
 #[cfg(test)]
