@@ -96,27 +96,19 @@ impl Collective {
     /// Returns the operation's name.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAll => "all_to_all",
             Self::SendRecv => "send_recv",
-            Self::Barrier => "barrier",
+            other => other.operation(ReduceOp::Sum).name(),
         }
     }
 
     /// Returns true if the operation reduces values.
     pub const fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+        self.operation(ReduceOp::Sum).reduce_op().is_some()
     }
 
     /// Returns true if the array consists of one chunk per rank.
     pub const fn is_chunked(self) -> bool {
-        matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
+        self.operation(ReduceOp::Sum).is_chunked()
     }
 
     /// Returns true if the operation is measured out of place by default.
