@@ -25,14 +25,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "sync_times")]
     ranks: Option<NonZeroUsize>,
     /// A table, or one line of JSON
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
 }
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> i32 {
@@ -44,15 +38,15 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> i32 {
 fn topology(args: &Args, screen: &screen::Args) -> String {
     let topology = args.preset.map_or_else(|| Topology::of(&doctor::hardware()), Preset::topology);
     match args.format {
-        Format::Table => topology.table(screen.stdout()),
-        Format::Json => topology.json() + "\n",
+        screen::Format::Table => topology.table(screen.stdout()),
+        screen::Format::Json => topology.json() + "\n",
     }
 }
 
 fn sync_times(args: &Args, screen: &screen::Args) -> String {
     let times = SyncTimes::new(args.ranks.map_or(8, NonZeroUsize::get));
     match args.format {
-        Format::Table => times.table(screen.stdout()),
-        Format::Json => times.json() + "\n",
+        screen::Format::Table => times.table(screen.stdout()),
+        screen::Format::Json => times.json() + "\n",
     }
 }

@@ -21,7 +21,7 @@ pub use facts::{
 };
 pub use finding::{Finding, Report, Status};
 pub use hosts::{HostLink, diagnose_links, links_table, measure_links};
-pub use probe::{try_all_reduce, visible_gpus};
+pub use probe::{hardware, machine, try_all_reduce, visible_gpus};
 
 use ryzanstein_orchestrator::rendezvous::Environment;
 
@@ -33,16 +33,6 @@ pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand)
     let findings = diagnose(&facts);
     let driver = facts.gpu.driver.unwrap_or_default();
     Report::new(ryzanstein_orchestrator::host_name(), findings, driver.gpus, driver.pairs)
-}
-
-/// Returns the links between the parts of this machine. Changes nothing and starts no process.
-pub fn hardware() -> Hardware {
-    probe::hardware()
-}
-
-/// Describes this machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
-pub fn machine() -> String {
-    probe::machine()
 }
 
 /// Returns a sentence if this machine is busy with other work, so that measured times are not its own.

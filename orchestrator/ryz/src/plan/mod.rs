@@ -76,7 +76,7 @@ pub struct Plan {
 }
 
 /// One world size. If it is not legal, there are no figures.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Size {
     /// Number of ranks, each on a GPU of its own.
     pub world_size: usize,
@@ -174,7 +174,7 @@ impl Planner<'_> {
         let footprint = match self.footprint(world_size, context) {
             Ok(footprint) => footprint,
             Err(Error::Configuration(ConfigurationError::WorldSize { source, .. })) => {
-                return Ok(Size::illegal(world_size, source.to_string()));
+                return Ok(Size { world_size, why: Some(source.to_string()), ..Size::default() });
             }
             Err(error) => return Err(error),
         };
@@ -255,28 +255,6 @@ fn own_bytes(world_size: usize, footprint: &Footprint) -> u64 {
 /// Returns the bytes of NCCL's own buffers on a rank.
 fn nccl_bytes(world_size: usize) -> u64 {
     if world_size > 1 { NCCL_BYTES } else { 0 }
-}
-
-impl Size {
-    fn illegal(world_size: usize, why: String) -> Self {
-        Self {
-            world_size,
-            legal: false,
-            why: Some(why),
-            weights_bytes: None,
-            kv_cache_bytes: None,
-            workspace_bytes: None,
-            total_bytes: None,
-            fits: None,
-            all_reduce_bytes_per_token: None,
-            communication_share: None,
-            kv_replication: None,
-            max_context: None,
-            nccl_bytes: None,
-            shared_bytes: None,
-            step_seconds: None,
-        }
-    }
 }
 
 #[cfg(test)]

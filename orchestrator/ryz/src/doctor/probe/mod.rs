@@ -42,7 +42,8 @@ pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCom
     }
 }
 
-pub(super) fn hardware() -> Hardware {
+/// Returns the links between the parts of this machine. Changes nothing and starts no process.
+pub fn hardware() -> Hardware {
     Hardware {
         host: ryzanstein_orchestrator::host_name(),
         driver: gpu::driver().map_err(|error| error.to_string()),
@@ -51,7 +52,8 @@ pub(super) fn hardware() -> Hardware {
     }
 }
 
-pub(super) fn machine() -> String {
+/// Describes this machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
+pub fn machine() -> String {
     let gpus = gpu::driver().unwrap_or_default().gpus;
     let mut kinds: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     kinds.dedup();
