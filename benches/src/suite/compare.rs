@@ -3,34 +3,15 @@
 use std::collections::BTreeMap;
 
 use ryzanstein_process_group::{Error, units};
-use serde::Deserialize;
 
 use super::Row;
-use super::recorded::{RowKey, parse_rows};
+use super::recorded::{RecordedRow, RowKey, parse_rows};
 use crate::measure::Summary;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table};
 
-/// The compared fields of an earlier row.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-struct EarlierRow {
-    #[serde(flatten)]
-    key: RowKey,
-    #[serde(flatten)]
-    spread: Spread,
-}
-
-/// A median and its uncertainty.
-#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
-struct Spread {
-    median_us: f64,
-    p25_us: f64,
-    p75_us: f64,
-    calls: usize,
-}
-
-impl From<Spread> for Summary {
-    fn from(spread: Spread) -> Self {
-        let Spread { median_us, p25_us, p75_us, calls } = spread;
+impl From<&RecordedRow> for Summary {
+    fn from(row: &RecordedRow) -> Self {
+        let RecordedRow { median_us, p25_us, p75_us, calls, .. } = *row;
         Self { calls, p25_us, median_us, p75_us, ..Self::default() }
     }
 }
@@ -44,7 +25,7 @@ fn split(key: RowKey) -> (RowKey, String) {
 /// An earlier result, from the lines of `--format json`. For each kind of row, it has the path and the figures of all rows, in
 /// their order.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Earlier(BTreeMap<RowKey, Vec<(String, Spread)>>);
+pub struct Earlier(BTreeMap<RowKey, Vec<(String, Summary)>>);
 
 /// The change of a row from the earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,12 +64,13 @@ impl Earlier {
     /// # Errors
     /// [`Error::Configuration`] with the number of the first line that is not a row.
     pub fn parse(text: &str, file: &str) -> Result<Self, Error> {
-        let mut rows = BTreeMap::<RowKey, Vec<(String, Spread)>>::new();
+        let mut rows = BTreeMap::<RowKey, Vec<(String, Summary)>>::new();
         // Rows of `--vary` are compared with each other.
-        let plain = |row: &EarlierRow| row.key.variant.is_none();
-        for row in parse_rows::<EarlierRow>(text, "--compare", file)?.into_iter().filter(plain) {
+        let plain = |row: &RecordedRow| row.key.variant.is_none();
+        for row in parse_rows(text, "--compare", file)?.into_iter().filter(plain) {
+            let figures = Summary::from(&row);
             let (key, path) = split(row.key);
-            rows.entry(key).or_default().push((path, row.spread));
+            rows.entry(key).or_default().push((path, figures));
         }
         if rows.is_empty() {
             return Err(Error::Configuration(format!(
@@ -114,9 +96,9 @@ impl Earlier {
                 let all = self.0.get(&key).map_or(0, Vec::len);
                 let is_first = left.len() == all && !row.is_forced;
                 let is_alike =
-                    |one: &(String, Spread)| counts.get(&key) == Some(&all) || is_first || one.0 == path;
+                    |one: &(String, Summary)| counts.get(&key) == Some(&all) || is_first || one.0 == path;
                 let at = left.iter().position(is_alike)?;
-                Some(Summary::from(left.remove(at).1))
+                Some(left.remove(at).1)
             });
             let now = Summary {
                 calls: row.calls,

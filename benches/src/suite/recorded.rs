@@ -2,9 +2,8 @@
 
 use ryzanstein_process_group::Error;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
-/// The identity of a row, and the figures that are compared side by side.
+/// The identity of a row, and its figures that are compared.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct RecordedRow {
     /// The identity of the row.
@@ -12,8 +11,12 @@ pub struct RecordedRow {
     pub key: RowKey,
     /// Median latency of the slowest rank in microseconds.
     pub median_us: f64,
-    /// Number of wrong elements.
-    pub errors: u64,
+    /// 25th percentile of the latency.
+    pub p25_us: f64,
+    /// 75th percentile of the latency.
+    pub p75_us: f64,
+    /// Number of timed calls.
+    pub calls: usize,
 }
 
 /// The identity of a row.
@@ -46,7 +49,7 @@ pub struct RowKey {
 ///
 /// # Errors
 /// [`Error::Configuration`] with the number of the first line that is not a row.
-pub fn parse_rows<T: DeserializeOwned>(text: &str, flag: &str, file: &str) -> Result<Vec<T>, Error> {
+pub fn parse_rows(text: &str, flag: &str, file: &str) -> Result<Vec<RecordedRow>, Error> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(index, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|error| {
@@ -70,7 +73,7 @@ mod tests {
     #[test]
     fn a_line_that_is_no_row_is_refused_by_its_number_and_flag() {
         let text = format!("{}\n{{\"op\":1}}\n", json(&row(Collective::Barrier, 0, 1.0)));
-        let error = parse_rows::<RecordedRow>(&text, "--out", "a file").unwrap_err().to_string();
+        let error = parse_rows(&text, "--out", "a file").unwrap_err().to_string();
         assert!(error.contains("--out a file: line 2"), "{error}");
     }
 }

@@ -121,7 +121,7 @@ mod tests {
             variant: Some(variant.into()),
             round: Some(round),
         };
-        RecordedRow { key, median_us, errors: 0 }
+        RecordedRow { key, median_us, p25_us: median_us, p75_us: median_us, calls: 1 }
     }
 
     #[test]
