@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::units;
 
-use crate::suite::drawing::escape;
 use ryzanstein_orchestrator::table::{Cell, Column, Tone};
 
 use super::Row;
@@ -222,6 +221,11 @@ fn table(columns: &[Column<'_>], rows: &[Vec<Cell>]) -> String {
     format!(
         "<div class=\"wide\"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n"
     )
+}
+
+/// Escapes a text for HTML or SVG.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 fn joined(parts: impl Iterator<Item = String>) -> String {

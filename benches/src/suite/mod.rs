@@ -1,7 +1,6 @@
 //! `ryz bench`: measures collectives at many sizes, checks every value, and compares with the documented targets.
 
 mod compare;
-mod drawing;
 mod format;
 mod html;
 pub mod limits;
