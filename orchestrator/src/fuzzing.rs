@@ -52,11 +52,6 @@ fn event(kind: u8, message: &[u8], now: Duration, id: RequestId) -> Option<Event
             let wire::AddRequest { epoch, key, amount } = wire::AddRequest::decode(message).ok()?;
             Event::Add(id, Epoch(epoch), key, amount)
         }
-        4 => {
-            let request = wire::BarrierRequest::decode(message).ok()?;
-            let wire::BarrierRequest { epoch, name, rank, timeout_ms } = request;
-            Event::Barrier(id, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
-        }
         5 => {
             let request = wire::ReportRequest::decode(message).ok()?;
             let wire::ReportRequest { epoch, rank, cause, last_call, caused_by } = request;

@@ -114,17 +114,6 @@ pub struct AddReply {
     pub value: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct BarrierRequest {
-    #[prost(uint64, tag = "1")]
-    pub epoch: u64,
-    #[prost(string, tag = "2")]
-    pub name: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "3")]
-    pub rank: u32,
-    #[prost(uint64, tag = "4")]
-    pub timeout_ms: u64,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportRequest {
     #[prost(uint64, tag = "1")]
     pub epoch: u64,
@@ -321,28 +310,6 @@ pub mod control_client {
                 .insert(GrpcMethod::new("ryzanstein.control.v1.Control", "Add"));
             self.inner.unary(req, path, codec).await
         }
-        /// Waits until every rank has reached the barrier of this name.
-        pub async fn barrier(
-            &mut self,
-            request: impl tonic::IntoRequest<super::BarrierRequest>,
-        ) -> std::result::Result<tonic::Response<super::Done>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/ryzanstein.control.v1.Control/Barrier",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("ryzanstein.control.v1.Control", "Barrier"));
-            self.inner.unary(req, path, codec).await
-        }
         /// A rank reports why it gives up.
         pub async fn report(
             &mut self,
@@ -422,11 +389,6 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::AddRequest>,
         ) -> std::result::Result<tonic::Response<super::AddReply>, tonic::Status>;
-        /// Waits until every rank has reached the barrier of this name.
-        async fn barrier(
-            &self,
-            request: tonic::Request<super::BarrierRequest>,
-        ) -> std::result::Result<tonic::Response<super::Done>, tonic::Status>;
         /// A rank reports why it gives up.
         async fn report(
             &self,
@@ -673,49 +635,6 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = AddSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/ryzanstein.control.v1.Control/Barrier" => {
-                    #[allow(non_camel_case_types)]
-                    struct BarrierSvc<T: Control>(pub Arc<T>);
-                    impl<T: Control> tonic::server::UnaryService<super::BarrierRequest>
-                    for BarrierSvc<T> {
-                        type Response = super::Done;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::BarrierRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Control>::barrier(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = BarrierSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

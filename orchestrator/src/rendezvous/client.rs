@@ -161,26 +161,6 @@ impl Client {
         WeakClient(Arc::downgrade(&self.inner))
     }
 
-    /// Waits until every rank has reached the barrier of this name.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] names the missing ranks.
-    pub fn barrier(&self, name: &str, deadline: Instant) -> Result<()> {
-        let Some((rank, _)) = self.inner.joined.get() else {
-            return Err(Error::Rendezvous("join before waiting at a barrier".into()));
-        };
-        let wait = until(deadline);
-        let request = wire::BarrierRequest {
-            epoch: self.epoch(),
-            name: name.into(),
-            rank: rank.0,
-            timeout_ms: codec::milliseconds(wait),
-        };
-        let reply =
-            self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.barrier(request).await })?;
-        refused(reply.refusal)
-    }
-
     /// Adds to a launcher's counter in the store, with a separate deadline.
     pub(crate) fn count(&self, key: &str, amount: i64, wait: Duration) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };

@@ -23,23 +23,14 @@ pub(crate) use self::event::{
 use self::key_values::{ENTRY_OVERHEAD, MAX_STORE};
 use self::key_values::{KeyValues, check_key};
 
-/// The event that a pending request waits for.
+/// A pending request.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-enum Wait {
-    Join { since: Time, deadline: Time },
-    Key { key: String, since: Time, deadline: Time },
-    Barrier { name: String, rank: Rank, since: Time, deadline: Time },
-}
-
-impl Wait {
-    const fn deadline(&self) -> Time {
-        match self {
-            Self::Join { deadline, .. } | Self::Key { deadline, .. } | Self::Barrier { deadline, .. } => {
-                *deadline
-            }
-        }
-    }
+struct Wait {
+    /// The key that it waits for; `None` if it waits until all have joined.
+    key: Option<String>,
+    since: Time,
+    deadline: Time,
 }
 
 /// The state of one job's rendezvous.
@@ -56,7 +47,6 @@ pub(crate) struct Core {
     /// The reason why joining and waiting are refused for the rest of this epoch.
     closed: Option<Refusal>,
     values: KeyValues,
-    barriers: HashMap<String, BTreeMap<Rank, RequestId>>,
     waiting_for_key: HashMap<String, BTreeSet<RequestId>>,
     waits: HashMap<RequestId, Wait>,
     deadlines: BTreeSet<(Time, RequestId)>,
@@ -75,7 +65,6 @@ impl Core {
             exited: BTreeMap::new(),
             closed: None,
             values: KeyValues::default(),
-            barriers: HashMap::new(),
             waiting_for_key: HashMap::new(),
             waits: HashMap::new(),
             deadlines: BTreeSet::new(),
@@ -147,21 +136,11 @@ impl Core {
                 match found {
                     Ok(None) => {
                         self.waiting_for_key.entry(key.clone()).or_default().insert(request);
-                        self.wait(request, Wait::Key { key, since: now, deadline });
+                        self.wait(request, Wait { key: Some(key), since: now, deadline });
                         actions.extend(self.expire(now));
                     }
                     Ok(Some(value)) => actions.push((request, Ok(Reply::Value(value)))),
                     Err(refusal) => actions.push((request, Err(refusal))),
-                }
-            }
-            Event::Barrier(request, epoch, name, rank, deadline) => {
-                if let Err(refusal) = self.check_epoch(Some(epoch)).and_then(|()| self.enter(&name, rank)) {
-                    actions.push((request, Err(refusal)));
-                } else {
-                    self.barriers.entry(name.clone()).or_default().insert(rank, request);
-                    self.wait(request, Wait::Barrier { name: name.clone(), rank, since: now, deadline });
-                    self.open_barrier(&name, &mut actions);
-                    actions.extend(self.expire(now));
                 }
             }
             Event::Report(request, epoch, rank, report) => {
@@ -206,13 +185,13 @@ impl Core {
     }
 
     fn wait(&mut self, request: RequestId, wait: Wait) {
-        self.deadlines.insert((wait.deadline(), request));
+        self.deadlines.insert((wait.deadline, request));
         self.waits.insert(request, wait);
     }
 
     fn stop_waiting(&mut self, request: RequestId) -> Option<Wait> {
         let wait = self.waits.remove(&request)?;
-        self.deadlines.remove(&(wait.deadline(), request));
+        self.deadlines.remove(&(wait.deadline, request));
         Some(wait)
     }
 
@@ -225,7 +204,7 @@ impl Core {
             actions.push((request, Err(refusal)));
             return;
         }
-        self.wait(request, Wait::Join { since: now, deadline: join.deadline });
+        self.wait(request, Wait { key: None, since: now, deadline: join.deadline });
         if !self.admission.is_complete() {
             self.miss_exited(actions);
             actions.extend(self.expire(now));
@@ -312,71 +291,29 @@ impl Core {
         Ok(sum)
     }
 
-    fn enter(&self, name: &str, rank: Rank) -> Result<(), Refusal> {
-        check_key(name)?;
-        self.open()?;
-        if rank.0 >= self.world_size {
-            return Err(Refusal::Invalid(format!("there is no rank {rank} in a job of {}", self.world_size)));
-        }
-        if self.barriers.get(name).is_some_and(|here| here.contains_key(&rank)) {
-            return Err(Refusal::Invalid(format!("rank {rank} already waits at the barrier `{name}`")));
-        }
-        Ok(())
-    }
-
-    /// Releases the barrier if every rank has reached it. Its name can then be used again.
-    fn open_barrier(&mut self, name: &str, actions: &mut Vec<Action>) {
-        if self.barriers.get(name).is_none_or(|here| here.len() < self.world_size as usize) {
-            return;
-        }
-        for request in self.barriers.remove(name).unwrap_or_default().into_values() {
-            self.stop_waiting(request);
-            actions.push((request, Ok(Reply::Done)));
-        }
-    }
-
-    /// Expires requests that have reached their deadline. An expired join or barrier fails for all ranks that wait there, since
-    /// it can no longer complete; an expired key fails only for the request that waited.
+    /// Expires requests that have reached their deadline. An expired join fails for all ranks that wait, since it can no longer
+    /// complete; an expired key fails only for the request that waited.
     fn expire(&mut self, now: Time) -> Vec<Action> {
         let mut actions = Vec::new();
         while let Some(&(deadline, request)) = self.deadlines.first()
             && deadline <= now
         {
-            let Some(wait) = self.stop_waiting(request) else { break };
-            match wait {
-                Wait::Key { key, since, .. } => {
-                    self.forget_waiter(&key, request);
-                    let what = format!("waiting for store key `{key}`");
-                    let refusal =
-                        Refusal::Timeout { what, waited: now.saturating_sub(since), missing: Vec::new() };
-                    actions.push((request, Err(refusal)));
-                }
-                Wait::Barrier { name, since, .. } => {
-                    let here = self.barriers.remove(&name).unwrap_or_default();
-                    let missing =
-                        Rank::all(self.world_size as usize).filter(|r| !here.contains_key(r)).collect();
-                    let what = format!("barrier `{name}`");
-                    let refusal = Refusal::Timeout { what, waited: now.saturating_sub(since), missing };
-                    for request in here.into_values() {
-                        self.stop_waiting(request);
-                        actions.push((request, Err(refusal.clone())));
-                    }
-                }
-                Wait::Join { since, .. } => {
-                    let refusal = Refusal::Timeout {
-                        what: format!("joining epoch {}", self.epoch),
-                        waited: now.saturating_sub(since),
-                        missing: self.admission.missing(),
-                    };
-                    self.closed = Some(Refusal::Refused(format!(
-                        "this process joined too late: another rank gave up waiting after {:.1?}",
-                        now.saturating_sub(since)
-                    )));
-                    for request in self.admission.requests() {
-                        self.stop_waiting(request);
-                        actions.push((request, Err(refusal.clone())));
-                    }
-                }
+            let Some(Wait { key, since, .. }) = self.stop_waiting(request) else { break };
+            let waited = now.saturating_sub(since);
+            if let Some(key) = key {
+                self.forget_waiter(&key, request);
+                let what = format!("waiting for store key `{key}`");
+                actions.push((request, Err(Refusal::Timeout { what, waited, missing: Vec::new() })));
+                continue;
+            }
+            let what = format!("joining epoch {}", self.epoch);
+            let refusal = Refusal::Timeout { what, waited, missing: self.admission.missing() };
+            self.closed = Some(Refusal::Refused(format!(
+                "this process joined too late: another rank gave up waiting after {waited:.1?}"
+            )));
+            for request in self.admission.requests() {
+                self.stop_waiting(request);
+                actions.push((request, Err(refusal.clone())));
             }
         }
         actions
@@ -394,17 +331,9 @@ impl Core {
     fn gone(&mut self, request: RequestId) {
         match self.stop_waiting(request) {
             None => {}
+            Some(Wait { key: Some(key), .. }) => self.forget_waiter(&key, request),
             // The rank may have lost its connection and join again.
-            Some(Wait::Join { .. }) => self.admission.withdraw(request),
-            Some(Wait::Key { key, .. }) => self.forget_waiter(&key, request),
-            Some(Wait::Barrier { name, rank, .. }) => {
-                if let Some(here) = self.barriers.get_mut(&name) {
-                    here.remove(&rank);
-                    if here.is_empty() {
-                        self.barriers.remove(&name);
-                    }
-                }
-            }
+            Some(Wait { key: None, .. }) => self.admission.withdraw(request),
         }
     }
 
@@ -417,7 +346,6 @@ impl Core {
         }
         self.waits.clear();
         self.deadlines.clear();
-        self.barriers.clear();
         self.waiting_for_key.clear();
         self.closed.get_or_insert(refusal);
     }

@@ -362,14 +362,6 @@ impl Control for Service {
         }
     }
 
-    async fn barrier(&self, request: Request<wire::BarrierRequest>) -> Result<Response<wire::Done>, Status> {
-        let wire::BarrierRequest { epoch, name, rank, timeout_ms } = request.into_inner();
-        let answer = self.0.ask(|id, now| {
-            Event::Barrier(id, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
-        });
-        Ok(done(answer.await))
-    }
-
     async fn report(&self, request: Request<wire::ReportRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::ReportRequest { epoch, rank, cause, last_call, caused_by } = request.into_inner();
         let report = Report { cause, last_call, caused_by: caused_by.map(Rank) };

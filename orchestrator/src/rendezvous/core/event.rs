@@ -26,8 +26,6 @@ pub(crate) enum Event {
     Get(RequestId, Epoch, String, Time),
     /// A rank adds to a counter.
     Add(RequestId, Epoch, String, i64),
-    /// A rank has reached a barrier, and waits until this time.
-    Barrier(RequestId, Epoch, String, Rank, Time),
     /// A rank reports the reason why it gives up.
     Report(RequestId, Epoch, Rank, Report),
     /// The client of this request has disconnected.

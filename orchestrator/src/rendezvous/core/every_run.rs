@@ -15,7 +15,6 @@ use ryzanstein_process_group::Candidate;
 const TIMEOUT: Time = Duration::from_secs(10);
 const PAUSE: Time = Duration::from_secs(3);
 const KEY: &str = "key";
-const BARRIER: &str = "barrier";
 
 /// The next request of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,15 +22,11 @@ enum Want {
     Join,
     Set,
     Get,
-    Barrier,
 }
 
 /// The requests of each rank, in this order.
-const PROGRAMS: [&[Want]; 3] = [
-    &[Want::Join, Want::Set, Want::Barrier, Want::Join],
-    &[Want::Join, Want::Get, Want::Barrier, Want::Join],
-    &[Want::Join, Want::Barrier, Want::Join],
-];
+const PROGRAMS: [&[Want]; 3] =
+    [&[Want::Join, Want::Set, Want::Join], &[Want::Join, Want::Get, Want::Join], &[Want::Join, Want::Join]];
 
 /// The state of a rank's request.
 #[derive(Clone, PartialEq, Debug)]
@@ -173,7 +168,6 @@ impl SmallRendezvous {
             }
             Some(Want::Set) => Event::Set(id, epoch, KEY.into(), value(epoch)),
             Some(Want::Get) => Event::Get(id, epoch, KEY.into(), deadline),
-            Some(Want::Barrier) => Event::Barrier(id, epoch, BARRIER.into(), rank, deadline),
         }
     }
 
@@ -224,7 +218,7 @@ impl SmallRendezvous {
                 let fits = match (want, reply) {
                     (Want::Join, Reply::Rank(rank)) => *rank == process.rank,
                     (Want::Get, Reply::Value(got)) => *got == value(process.epoch),
-                    (Want::Set | Want::Barrier, Reply::Done) => true,
+                    (Want::Set, Reply::Done) => true,
                     _ => false,
                 };
                 ensure(fits, || format!("{want:?} of rank {} is answered with {reply:?}", process.rank))?;
@@ -267,14 +261,10 @@ impl SmallRendezvous {
         let known: Vec<_> = self.core.deadlines.iter().filter(kept).copied().collect();
         ensure(known == pending, || format!("the core knows {known:?}, and {pending:?} wait"))?;
         ensure(self.core.waits.len() == self.core.deadlines.len(), || "a wait has no deadline".into())?;
-        let at_barriers: usize = self.core.barriers.values().map(BTreeMap::len).sum();
         let for_keys: usize = self.core.waiting_for_key.values().map(BTreeSet::len).sum();
-        let joins = self.core.waits.values().filter(|wait| matches!(wait, Wait::Join { .. })).count();
-        ensure(at_barriers + for_keys + joins == self.core.waits.len(), || {
-            format!(
-                "{at_barriers} at barriers, {for_keys} for keys, {joins} joins of {}",
-                self.core.waits.len()
-            )
+        let joins = self.core.waits.values().filter(|wait| wait.key.is_none()).count();
+        ensure(for_keys + joins == self.core.waits.len(), || {
+            format!("{for_keys} for keys, {joins} joins of {}", self.core.waits.len())
         })?;
         if let Some(joined) = self.core.joined() {
             ensure(joined.roster.epoch == self.core.epoch, || "a roster of another epoch".into())?;
@@ -307,20 +297,9 @@ impl World for SmallRendezvous {
 
     fn identify(&self, identity: &mut impl Hasher) {
         let Core {
-            epoch,
-            admission,
-            joined,
-            exited,
-            closed,
-            values,
-            barriers,
-            waiting_for_key,
-            waits,
-            deadlines,
-            ..
+            epoch, admission, joined, exited, closed, values, waiting_for_key, waits, deadlines, ..
         } = &self.core;
         // Hash maps show their entries in any order.
-        let barriers: BTreeMap<_, _> = barriers.iter().collect();
         let waiting: BTreeMap<_, _> = waiting_for_key.iter().collect();
         let waits: BTreeMap<_, _> = waits.iter().collect();
         let core = (
@@ -329,7 +308,6 @@ impl World for SmallRendezvous {
             joined.is_some(),
             (exited, closed),
             values.get(KEY),
-            barriers,
             waiting,
             waits,
             deadlines,

@@ -291,28 +291,6 @@ fn the_store_takes_no_more_than_its_share_of_memory() {
 }
 
 #[test]
-fn a_barrier_opens_for_all_or_names_who_is_missing_and_can_be_used_again() {
-    let mut job = Job::new(3);
-    let come = |rank, until| {
-        move |request| Event::Barrier(request, Epoch(1), "b".into(), Rank(rank), seconds(until))
-    };
-    for round in 0..2 {
-        let requests = [0, 1, 2].map(|rank| job.ask(seconds(round), come(rank, 60)));
-        assert!(requests.iter().all(|t| job.answers[t] == Ok(Reply::Done)));
-    }
-    let a = job.ask(seconds(3), come(0, 100));
-    let b = job.ask(seconds(3), come(2, 10));
-    let twice = job.ask(seconds(4), come(2, 10));
-    assert!(job.words(twice).contains("already"));
-    job.tell(seconds(10), Event::Tick);
-    for request in [a, b] {
-        assert!(
-            matches!(&job.answers[&request], Err(Refusal::Timeout { missing, .. }) if missing == &[Rank(1)])
-        );
-    }
-}
-
-#[test]
 fn a_new_epoch_refuses_all_that_is_of_the_old_one() {
     let mut job = Job::new(2);
     let waiting = job.join(seconds(0), joining(Some(0), "a", 2));
@@ -362,7 +340,6 @@ enum Step {
     Join(u32),
     Get(u8, u64),
     Set(u8),
-    Barrier(u8, u32, u64),
     Hang(u64),
     Epoch,
     Fail,
@@ -374,7 +351,6 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..5u32).prop_map(Step::Join),
         3 => (0..3u8, 0..30u64).prop_map(|(k, d)| Step::Get(k, d)),
         2 => (0..3u8).prop_map(Step::Set),
-        4 => (0..2u8, 0..4u32, 0..30u64).prop_map(|(n, r, d)| Step::Barrier(n, r, d)),
         2 => (1..40u64).prop_map(Step::Hang),
         1 => Just(Step::Epoch),
         1 => Just(Step::Fail),
@@ -402,9 +378,6 @@ proptest! {
                 }
                 Step::Set(key) => {
                     job.ask(now, |t| Event::Set(t, epoch, format!("k{key}"), Bytes::new()));
-                }
-                Step::Barrier(name, rank, wait) => {
-                    job.ask(now, |t| Event::Barrier(t, epoch, format!("b{name}"), Rank(rank), now + seconds(wait)));
                 }
                 Step::Hang(request) => {
                     let request = RequestId(request);
