@@ -14,7 +14,7 @@ use ryzanstein_process_group::{
 
 use super::client::{Client, Identity, Unconnected, WeakClient};
 use super::host::Host;
-use super::secret::{SecretError, SharedFile};
+use super::secret::SharedFile;
 use super::{placement, secret};
 
 /// Interval between two attempts to look a name up.
@@ -218,16 +218,10 @@ fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
 
 fn configured_secret(environment: &Environment) -> Result<Option<Secret>> {
     if let Some(number) = environment.get("RYZ_SECRET_FD") {
-        return secret::from_descriptor(number).map(Some).map_err(Error::from);
+        return secret::from_descriptor(number).map(Some).map_err(Error::Configuration);
     }
     let Some(path) = environment.get("RYZ_SECRET_FILE") else { return Ok(None) };
-    secret::from_file(path.as_ref()).map(Some).map_err(Error::from)
-}
-
-impl From<SecretError> for Error {
-    fn from(error: SecretError) -> Self {
-        Self::Configuration(error.to_string())
-    }
+    secret::from_file(path.as_ref()).map(Some).map_err(Error::Configuration)
 }
 
 fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {

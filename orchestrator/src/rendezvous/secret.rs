@@ -9,113 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
-use ryzanstein_config::{FileError, file};
+use ryzanstein_config::file;
 use ryzanstein_process_group::Secret;
 use tempfile::TempPath;
-
-/// The reason why the job's secret could not be read. The cause is always the setup of this process.
-#[derive(Debug, thiserror::Error)]
-pub enum SecretError {
-    /// `RYZ_SECRET_FD` is not a descriptor's number.
-    #[error("RYZ_SECRET_FD is `{0}`, not a descriptor's number")]
-    NotADescriptor(String),
-    /// This process did not inherit the descriptor.
-    #[error(
-        "descriptor {descriptor}, which holds the job's secret, was not handed down to this process ({source}); the \
-         program that started it must leave descriptors open (in Python: close_fds=False)"
-    )]
-    NotInherited {
-        /// Number of the descriptor.
-        descriptor: u32,
-        /// The cause.
-        source: FileError,
-    },
-    /// The descriptor does not contain a secret.
-    #[error("descriptor {descriptor} {source}")]
-    Descriptor {
-        /// Number of the descriptor.
-        descriptor: u32,
-        /// The error in the contents.
-        source: ContentError,
-    },
-    /// The file cannot be opened.
-    #[error("cannot open the secret's file {}: {source}; {}", path.display(), how_to_make(path))]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// The file cannot be examined.
-    #[error("cannot examine the secret's file {}: {source}", path.display())]
-    Examine {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// The path is a folder, a device or a pipe.
-    #[error("the secret's file {} is not a regular file", .0.display())]
-    NotAFile(PathBuf),
-    /// The file belongs to another user.
-    #[error("the secret's file {} belongs to user {owner}, not to {user}", path.display())]
-    WrongOwner {
-        /// The file.
-        path: PathBuf,
-        /// The owner of the file.
-        owner: u32,
-        /// The user of this process.
-        user: u32,
-    },
-    /// Others may read the file.
-    #[error(
-        "the secret's file {0} has mode {mode:04o}, so others can read it: chmod 0600 {0}",
-        path.display()
-    )]
-    WrongMode {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// Rank 0 has left no secret for the other ranks of this host.
-    #[error("{} has no file {prefix}….secret of user {user}", folder.display())]
-    NotLeft {
-        /// The folder where rank 0 leaves it.
-        folder: PathBuf,
-        /// The start of its name.
-        prefix: String,
-        /// The user of this process.
-        user: u32,
-    },
-    /// The folder where rank 0 leaves the secret cannot be listed.
-    #[error("cannot list {}: {source}", folder.display())]
-    List {
-        /// The folder.
-        folder: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// The file does not contain a secret.
-    #[error("the secret's file {} {source}; {}", path.display(), how_to_make(path))]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error in the contents.
-        source: ContentError,
-    },
-}
-
-/// The reason why some bytes are not a secret.
-#[derive(Debug, thiserror::Error)]
-pub enum ContentError {
-    /// The bytes cannot be read.
-    #[error("cannot be read: {0}")]
-    Io(#[from] io::Error),
-    /// The bytes are not 32 bytes or 64 hexadecimal digits, but this number of bytes.
-    #[error("holds {0} bytes, not a secret of 32 bytes or 64 hexadecimal digits")]
-    NotASecret(usize),
-}
 
 fn how_to_make(path: &Path) -> String {
     format!("make one with: (umask 077; head -c 32 /dev/urandom > {})", path.display())
@@ -124,45 +20,54 @@ fn how_to_make(path: &Path) -> String {
 /// Reads the secret from an inherited descriptor, which stays open and can be read again by a child.
 ///
 /// # Errors
-/// [`SecretError`] when this process did not inherit such a descriptor, or it contains something else.
-pub(crate) fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
-    let descriptor: u32 = number.parse().map_err(|_| SecretError::NotADescriptor(number.to_owned()))?;
+/// States the fault in the setup of this process.
+pub(crate) fn from_descriptor(number: &str) -> Result<Secret, String> {
+    let descriptor: u32 =
+        number.parse().map_err(|_| format!("RYZ_SECRET_FD is `{number}`, not a descriptor's number"))?;
     // Reopened through /proc, so that the position is this reader's own, and no raw descriptor is trusted.
-    let file = file::open(format!("/proc/self/fd/{descriptor}").as_ref())
-        .map_err(|source| SecretError::NotInherited { descriptor, source })?;
-    read(file).map_err(|source| SecretError::Descriptor { descriptor, source })
+    let file = file::open(format!("/proc/self/fd/{descriptor}").as_ref()).map_err(|error| {
+        format!(
+            "descriptor {descriptor}, which holds the job's secret, was not handed down to this process ({error}); the \
+             program that started it must leave descriptors open (in Python: close_fds=False)"
+        )
+    })?;
+    read(file).map_err(|why| format!("descriptor {descriptor} {why}"))
 }
 
 /// Reads the secret from a file: a regular one of this user, with mode 0600, that contains 32 bytes or 64 hexadecimal digits.
 ///
 /// # Errors
-/// [`SecretError`] states the fault of the file, and the way to make a valid one.
-pub(crate) fn from_file(path: &Path) -> Result<Secret, SecretError> {
-    let owned = || path.to_owned();
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed())
-        .open(path)
-        .map_err(|source| SecretError::Open { path: owned(), source })?;
-    let metadata = file.metadata().map_err(|source| SecretError::Examine { path: owned(), source })?;
+/// States the fault of the file, and the way to make a valid one.
+pub(crate) fn from_file(path: &Path) -> Result<Secret, String> {
+    let shown = path.display();
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file =
+        OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path).map_err(
+            |error| format!("cannot open the secret's file {shown}: {error}; {}", how_to_make(path)),
+        )?;
+    let metadata =
+        file.metadata().map_err(|error| format!("cannot examine the secret's file {shown}: {error}"))?;
     if !metadata.is_file() {
-        return Err(SecretError::NotAFile(owned()));
+        return Err(format!("the secret's file {shown} is not a regular file"));
     }
-    let user = rustix::process::geteuid().as_raw();
-    if metadata.uid() != user {
-        return Err(SecretError::WrongOwner { path: owned(), owner: metadata.uid(), user });
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(format!("the secret's file {shown} belongs to user {owner}, not to {user}"));
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(SecretError::WrongMode { path: owned(), mode });
+        return Err(format!(
+            "the secret's file {shown} has mode {mode:04o}, so others can read it: chmod 0600 {shown}"
+        ));
     }
-    read(file).map_err(|source| SecretError::File { path: owned(), source })
+    read(file).map_err(|why| format!("the secret's file {shown} {why}; {}", how_to_make(path)))
 }
 
-fn read(file: impl Read) -> Result<Secret, ContentError> {
+/// Returns the secret, or the fault of the contents.
+fn read(file: impl Read) -> Result<Secret, String> {
     let mut bytes = Vec::new();
     // One more than the longest valid form, with the newline of an editor.
-    file.take(66).read_to_end(&mut bytes)?;
+    file.take(66).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
     if let Ok(bytes) = <[u8; 32]>::try_from(bytes.as_slice()) {
         return Ok(Secret::new(bytes));
     }
@@ -171,7 +76,9 @@ fn read(file: impl Read) -> Result<Secret, ContentError> {
     let decoded: Option<Vec<u8>> =
         text.chunks(2).map(|pair| Some((digit(pair[0])? << 4) | digit(*pair.get(1)?)?)).collect();
     let secret = decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok()).map(Secret::new);
-    secret.ok_or(ContentError::NotASecret(bytes.len()))
+    secret.ok_or_else(|| {
+        format!("holds {} bytes, not a secret of 32 bytes or 64 hexadecimal digits", bytes.len())
+    })
 }
 
 /// Returns an anonymous sealed file that contains the secret, for ranks to inherit.
@@ -227,15 +134,17 @@ impl SharedFile {
     /// Reads the newest secret that rank 0 has left.
     ///
     /// # Errors
-    /// [`SecretError`] if there is none yet, or only part of one.
-    pub(super) fn find(&self) -> Result<Secret, SecretError> {
-        let folder = self.folder.clone();
-        let list = self.list().map_err(|source| SecretError::List { folder: folder.clone(), source })?;
-        let Some((_, newest)) = list.into_iter().max() else {
-            let user = rustix::process::geteuid().as_raw();
-            return Err(SecretError::NotLeft { folder, prefix: self.prefix.clone(), user });
-        };
-        from_file(&newest)
+    /// States that there is none yet, or only part of one.
+    pub(super) fn find(&self) -> Result<Secret, String> {
+        let folder = self.folder.display();
+        let list = self.list().map_err(|error| format!("cannot list {folder}: {error}"))?;
+        match list.into_iter().max() {
+            Some((_, newest)) => from_file(&newest),
+            None => {
+                let user = rustix::process::geteuid().as_raw();
+                Err(format!("{folder} has no file {}….secret of user {user}", self.prefix))
+            }
+        }
     }
 
     /// Returns the files of this user with such names, and when they were written.
@@ -270,8 +179,8 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(from_descriptor(&descriptor.as_raw_fd().to_string()).expect("read"), secret);
         }
-        assert!(from_descriptor("999").unwrap_err().to_string().contains("not handed down"));
-        assert!(matches!(from_descriptor("x"), Err(SecretError::NotADescriptor(_))));
+        assert!(from_descriptor("999").unwrap_err().contains("not handed down"));
+        assert!(from_descriptor("x").unwrap_err().contains("not a descriptor's number"));
     }
 
     #[test]
@@ -282,18 +191,18 @@ mod tests {
         file::replace(&path, secret.expose()).expect("written");
         assert_eq!(from_file(&path).expect("read"), secret);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("chmod");
-        assert!(from_file(&path).unwrap_err().to_string().contains("0640"));
+        assert!(from_file(&path).unwrap_err().contains("0640"));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("a link");
-        assert!(matches!(from_file(&link), Err(SecretError::Open { .. })));
-        assert!(matches!(from_file(folder.path()), Err(SecretError::NotAFile(_))));
+        assert!(from_file(&link).unwrap_err().starts_with("cannot open"));
+        assert!(from_file(folder.path()).unwrap_err().contains("not a regular file"));
     }
 
     #[test]
     fn the_newest_secret_that_was_left_is_found_and_nobody_can_take_its_name_first() {
         let folder = tempfile::tempdir().expect("a folder");
         let shared = SharedFile::new(folder.path().into(), 29500);
-        assert!(matches!(shared.find(), Err(SecretError::NotLeft { .. })));
+        assert!(shared.find().unwrap_err().contains("has no file"));
         // Who knows the port can guess no more of the name.
         std::fs::create_dir(folder.path().join(shared.prefix.trim_end_matches('-').to_owned() + ".secret"))
             .expect("a folder");
@@ -314,13 +223,13 @@ mod tests {
         }
         std::fs::remove_file(planted).expect("removed");
         drop(left);
-        assert!(matches!(shared.find(), Err(SecretError::NotLeft { .. })));
+        assert!(shared.find().unwrap_err().contains("has no file"));
     }
 
     #[test]
     fn a_secret_may_be_written_in_hexadecimal_and_must_be_whole() {
         assert_eq!(read(&b"0f".repeat(32)[..]).expect("read"), Secret::new([15; 32]));
-        assert!(matches!(read(&b"0f"[..]), Err(ContentError::NotASecret(2))));
-        assert!(matches!(read(&[1; 33][..]), Err(ContentError::NotASecret(33))));
+        assert!(read(&b"0f"[..]).unwrap_err().starts_with("holds 2 bytes"));
+        assert!(read(&[1; 33][..]).unwrap_err().starts_with("holds 33 bytes"));
     }
 }

@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 use ryzanstein_config::Config;
 use ryzanstein_process_group::Rank;
 
-use crate::rendezvous::secret::SecretError;
-
 /// Maximum number of bytes that the system reads of a script's first line.
 const LONGEST_FIRST_LINE: u64 = 256;
 
@@ -20,9 +18,6 @@ pub enum LaunchError {
     /// The user's request is impossible.
     #[error("{0}")]
     Configuration(String),
-    /// The secret that the user named cannot be used.
-    #[error(transparent)]
-    Secret(#[from] SecretError),
     /// The rendezvous cannot listen at its address. The message names the setting to change.
     #[error("{message}")]
     Listen {
@@ -50,7 +45,7 @@ impl LaunchError {
 
     /// Returns true if launching again with the same flags and settings would fail again.
     pub const fn is_permanent(&self) -> bool {
-        matches!(self, Self::Configuration(_) | Self::Secret(_))
+        matches!(self, Self::Configuration(_))
     }
 
     /// Returns the error of a user who did not give the number of ranks.

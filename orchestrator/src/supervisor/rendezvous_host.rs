@@ -56,7 +56,7 @@ impl RendezvousHost {
             }
         }
         let key = match &job.secret_file {
-            Some(path) => secret::from_file(path)?,
+            Some(path) => secret::from_file(path).map_err(LaunchError::Configuration)?,
             None => Secret::random(),
         };
         let inherited = secret::to_descriptor(&key).map_err(LaunchError::system("cannot keep the secret"))?;
