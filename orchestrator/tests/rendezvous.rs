@@ -26,7 +26,7 @@ fn security() -> Security {
 }
 
 fn with_encryption(encryption: EncryptionChoice) -> Security {
-    Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).expect("settings")
+    Security::new(&SecurityConfig { encryption }).expect("settings")
 }
 
 struct Job {

@@ -147,14 +147,16 @@ impl Host {
 /// # Errors
 /// Those of the system.
 pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
-    let mut slots: Vec<Vec<Option<Channel>>> =
-        (0..world_size).map(|_| (0..world_size).map(|_| None).collect()).collect();
-    for higher in 0..world_size {
-        for lower in 0..higher {
+    let mut ranks: Vec<Vec<Option<Channel>>> = Vec::new();
+    for _ in 0..world_size {
+        let mut links = Vec::new();
+        for lower in &mut ranks {
             let (one, other) = UnixStream::pair()?;
-            slots[lower][higher] = Some(Channel::clear(one.try_into()?));
-            slots[higher][lower] = Some(Channel::clear(other.try_into()?));
+            lower.push(Some(Channel::clear(one.try_into()?)));
+            links.push(Some(Channel::clear(other.try_into()?)));
         }
+        links.push(None);
+        ranks.push(links);
     }
     let cpus = Cpus::current();
     let member = |rank: Rank| Member {
@@ -175,12 +177,12 @@ pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
         shared_memory: false,
         liveness: None,
     };
-    let ranks = Rank::all(world_size).zip(slots).map(|(rank, slots)| {
+    let hosts = Rank::all(world_size).zip(ranks).map(|(rank, links)| {
         let links =
-            Peers::complete(rank.index(), slots).unwrap_or_else(|_| unreachable!("each pair has a link"));
+            Peers::complete(rank.index(), links).unwrap_or_else(|_| unreachable!("each two have a link"));
         Host::new(group, rank, &members, links, settings.clone())
     });
-    Ok(ranks.collect())
+    Ok(hosts.collect())
 }
 
 impl Backend for Host {

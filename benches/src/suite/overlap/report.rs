@@ -106,7 +106,7 @@ impl OverlapReport {
     pub fn text(&self, screen: Screen) -> String {
         let kind = match self.backend {
             BackendKind::Nccl => "products of matrices on the compute stream",
-            _ => "the host waits, as for an accelerator",
+            BackendKind::Tcp => "the host waits, as for an accelerator",
         };
         let head = format!(
             "{} of f32 gradients in {}, {} on {}; compute of a step {} ({kind})",

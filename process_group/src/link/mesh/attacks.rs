@@ -103,7 +103,7 @@ fn with_room_for<F: Future<Output = ()>>(
 }
 
 fn security(encryption: EncryptionChoice) -> Security {
-    Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap()
+    Security::new(&SecurityConfig { encryption }).unwrap()
 }
 
 fn prover(secret: Secret, security: Security) -> Prover {

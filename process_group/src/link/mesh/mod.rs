@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn start_with(bound: Bound, rank: u32, encryption: EncryptionChoice) -> Mesh {
-        let security = Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
+        let security = Security::new(&SecurityConfig { encryption }).unwrap();
         let settings = Settings { handshake: Duration::from_secs(20), security };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
     }

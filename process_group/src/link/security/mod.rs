@@ -30,7 +30,7 @@ pub fn count_refused(plane: &'static str, reason: &'static str) {
 
 /// Returns true if TLS failed, not the connection: somebody has changed its bytes, or something else answers at the address.
 pub fn is_of_tls(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+    error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some()
 }
 
 /// The protection of the bytes of a connection. Both ends must have the same.
@@ -165,8 +165,7 @@ mod tests {
     fn auto_encrypts_all_but_connections_to_loopback_addresses() {
         use std::net::{Ipv4Addr, Ipv6Addr};
 
-        let with =
-            |encryption| Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
+        let with = |encryption| Security::new(&SecurityConfig { encryption }).unwrap();
         let loopback: [IpAddr; 3] = [
             Ipv4Addr::LOCALHOST.into(),
             Ipv6Addr::LOCALHOST.into(),
