@@ -11,7 +11,6 @@ use crate::checkpoint::error::CheckpointError;
 use crate::float::UnsupportedDType;
 use crate::generate::chat_error::ChatError;
 use crate::model::Stage;
-use crate::model::config_error::ModelFileError;
 use crate::shard::ShardError;
 
 /// The result type of this crate.
@@ -26,12 +25,12 @@ pub enum Error {
     Configuration(#[from] ConfigurationError),
 
     /// A file of the model folder is invalid, or requires something that this crate does not support.
-    #[error("{}: {source}", .file.display())]
+    #[error("{}: {reason}", .file.display())]
     Model {
         /// The file.
         file: PathBuf,
-        /// The error in the file.
-        source: ModelFileError,
+        /// The error in the file, and what to do.
+        reason: String,
     },
 
     /// A weight file is damaged, incomplete, or does not fit its `config.json`.
@@ -336,8 +335,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn model(file: &Path, source: impl Into<ModelFileError>) -> Self {
-        Self::Model { file: file.into(), source: source.into() }
+    pub(crate) fn model(file: &Path, reason: impl Into<String>) -> Self {
+        Self::Model { file: file.into(), reason: reason.into() }
     }
 
     pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, source: CheckpointError) -> Self {

@@ -8,7 +8,6 @@ use ryzanstein_config::{ByteSize, file};
 use super::{growth, panics};
 use crate::digest::digest;
 use crate::error::{Error, Result};
-use crate::model::ModelFileError;
 
 /// The maximum size of a tokenizer file, twice that of the largest known one.
 const LARGEST_FILE: ByteSize = ByteSize::mib(64);
@@ -113,10 +112,18 @@ fn path(directory: &Path) -> PathBuf {
 }
 
 /// Calls the tokenizers library, which panics on some files.
-fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+fn caught<T>(file: &Path, cannot: &str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let outcome =
         panics::caught(work).unwrap_or_else(|panic| Err(format!("the tokenizers library {panic}").into()));
-    outcome.map_err(|source| Error::model(file, ModelFileError::Tokenizer { cannot, source }))
+    outcome.map_err(|error| {
+        Error::model(
+            file,
+            format!(
+                "this tokenizer cannot {cannot}: {error}; fetch the model's tokenizer.json again, or remove it and give token ids \
+                 instead of text"
+            ),
+        )
+    })
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@ use ryzanstein_process_group::DType;
 use serde_json::{Map, Value};
 
 use super::architecture::{Architecture, Bias, Window};
-use super::config_error::{ConfigError, ModelFileError};
-use super::json::JsonObject;
+use super::json::{JsonObject, shortened};
 use super::rope;
 use crate::checkpoint::SINGLE;
 use crate::checkpoint::other_format::{instead_of_model, refuse_adapter};
@@ -96,8 +95,9 @@ impl LlamaConfig {
     /// Returns an error that names the key that is missing, invalid or not supported.
     pub fn from_json(file: &Path, config: &str, generation: Option<&str>) -> Result<Self> {
         let object = |file: &Path, text: &str| {
-            python_json::parse::<Map<String, Value>>(text)
-                .map_err(|e| Error::model(file, ModelFileError::Json(e)))
+            python_json::parse::<Map<String, Value>>(text).map_err(|e| {
+                Error::model(file, format!("not a JSON object: {e}; fetch the file again, or mend it there"))
+            })
         };
         let map = object(file, config)?;
         let mut parsed = parse(&JsonObject(&map)).map_err(|e| Error::model(file, e))?;
@@ -132,9 +132,14 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
         if !error.is_not_found() {
             return Error::file(&path, error);
         }
-        let missing =
-            || Error::model(&path, ModelFileError::Missing { instead: instead_of_model(directory) });
-        refuse_adapter(directory).err().unwrap_or_else(missing)
+        refuse_adapter(directory).err().unwrap_or_else(|| {
+            let instead = instead_of_model(directory).unwrap_or_else(|| {
+                "a model is a folder as Hugging Face has it, with config.json, the weights in *.safetensors, and, for text, \
+                 tokenizer.json"
+                    .into()
+            });
+            Error::model(&path, format!("there is no such file; {instead}"))
+        })
     })?;
     let path = directory.join("generation_config.json");
     match file::read_text(&path, LARGEST_FILE) {
@@ -144,14 +149,17 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
     }
 }
 
-fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, ConfigError> {
+fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, String> {
     let class = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
     let model_type = keys.text("model_type")?;
     let find = |name: &str| {
         // The class of a base model, whose weights may do for the whole one.
         let base = name.strip_suffix("Model").map(|name| format!("{name}ForCausalLM"));
         let known = Architecture::find(name).or_else(|| Architecture::find(&base?));
-        known.ok_or_else(|| ConfigError::Architecture { name: name.into() })
+        known.ok_or_else(|| {
+            let supported = Architecture::list(|known| known.class, "and");
+            format!("architecture `{}` is not supported; supported are {supported}", shortened(name))
+        })
     };
     match (class, model_type) {
         (Some(class), Some(model_type)) => {
@@ -159,27 +167,37 @@ fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, ConfigEr
             if known.model_type == model_type {
                 return Ok(known);
             }
-            Err(ConfigError::Architectures { class: class.into(), model_type: model_type.into() })
+            Err(format!(
+                "`architectures` has `{class}` and `model_type` is `{}`, which do not belong together; fetch the config.json \
+                 that belongs to the weights",
+                shortened(model_type)
+            ))
         }
         (Some(name), None) | (None, Some(name)) => find(name),
-        (None, None) => Err(ConfigError::NoArchitecture),
+        (None, None) => Err(
+            "neither `architectures` nor `model_type` is there; fetch the config.json that belongs to the \
+                             weights"
+                .into(),
+        ),
     }
 }
 
-fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
+fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
     let architecture = architecture(keys)?;
     if keys.get("quantization_config").is_some() {
-        return Err(ConfigError::Quantized);
+        return Err(
+            "`quantization_config`: quantized weights are not supported, only f32, f16 and bf16".into()
+        );
     }
     if let Some(other) = keys.text("hidden_act")?.filter(|a| *a != "silu") {
-        return Err(ConfigError::Unsupported {
-            key: "hidden_act",
-            found: format!("`{other}`"),
-            supported: "`silu`",
-        });
+        return Err(format!("`hidden_act` `{other}` is not supported, only `silu`"));
     }
     if let Some(name) = keys.text("transformers_weights")?.filter(|name| *name != SINGLE) {
-        return Err(ConfigError::WeightsFile { name: name.into() });
+        return Err(format!(
+            "`transformers_weights` names `{}`, and weights are read only from model.safetensors or the files of its index; \
+             rename the file, and remove the key",
+            shortened(name)
+        ));
     }
     let hidden = keys.required("hidden_size", MOST_FEATURES)?;
     let heads = keys.required("num_attention_heads", MOST_HEADS)?;
@@ -188,27 +206,17 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
     let default = if keys.0.contains_key("num_key_value_heads") { None } else { defaults.kv_heads };
     let kv_heads = keys.size("num_key_value_heads")?.or(default).unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
-        return Err(ConfigError::NotDivisible {
-            key: "num_attention_heads",
-            value: heads,
-            divisor_key: "num_key_value_heads",
-            divisor: kv_heads,
-        });
+        return Err(format!(
+            "`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
+        ));
     }
     let head_dim = match keys.size_up_to("head_dim", LONGEST_HEAD)?.or(defaults.head_dim) {
         Some(length) => length,
         None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => {
-            return Err(ConfigError::NotDivisible {
-                key: "hidden_size",
-                value: hidden,
-                divisor_key: "num_attention_heads",
-                divisor: heads,
-            });
-        }
+        None => return Err(format!("`num_attention_heads` {heads} does not divide `hidden_size` {hidden}")),
     };
     if !head_dim.is_multiple_of(2) {
-        return Err(ConfigError::OddHead { head_dim });
+        return Err(format!("a head of {head_dim} elements cannot be rotated in pairs"));
     }
     let layers = keys.required("num_hidden_layers", MOST_LAYERS)?;
     let positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
@@ -249,7 +257,7 @@ fn sliding_windows(
     keys: &JsonObject<'_>,
     layers_with: &Window,
     layers: usize,
-) -> Result<Vec<Option<usize>>, ConfigError> {
+) -> Result<Vec<Option<usize>>, String> {
     // A missing key takes the default of transformers; an explicit null means no window.
     let window =
         if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
@@ -266,18 +274,19 @@ fn sliding_windows(
         return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
     };
     let types = types.as_array().filter(|t| t.len() == layers);
-    let types = types.ok_or(ConfigError::LayerTypes { layers })?;
     types
+        .ok_or_else(|| format!("`layer_types` must list {layers} layers"))?
         .iter()
         .map(|t| match (t.as_str(), window) {
             (Some("full_attention"), _) => Ok(None),
             (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
-            (Some("sliding_attention"), None) => Err(ConfigError::NoWindow),
-            _ => Err(ConfigError::Unsupported {
-                key: "layer_types",
-                found: t.to_string(),
-                supported: "full_attention and sliding_attention",
-            }),
+            (Some("sliding_attention"), None) => {
+                Err("`layer_types` has a window and `sliding_window` none".into())
+            }
+            _ => Err(format!(
+                "`layer_types` {} is not supported, only full_attention and sliding_attention",
+                shortened(&t.to_string())
+            )),
         })
         .collect()
 }
@@ -293,7 +302,7 @@ fn stored_dtype(keys: &JsonObject<'_>) -> Option<DType> {
 }
 
 /// Returns the tokens and strings that end a text. An empty list counts as missing.
-fn ends(keys: &JsonObject<'_>) -> Result<(Vec<u32>, Vec<String>), ConfigError> {
+fn ends(keys: &JsonObject<'_>) -> Result<(Vec<u32>, Vec<String>), String> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     let text = |v: &Value| v.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     let tokens = one_or_several(keys, "eos_token_id", "a token or a list of tokens", token)?;
@@ -302,10 +311,10 @@ fn ends(keys: &JsonObject<'_>) -> Result<(Vec<u32>, Vec<String>), ConfigError> {
 
 fn one_or_several<T>(
     keys: &JsonObject<'_>,
-    key: &'static str,
-    expected: &'static str,
+    key: &str,
+    expected: &str,
     read: impl Fn(&Value) -> Option<T>,
-) -> Result<Vec<T>, ConfigError> {
+) -> Result<Vec<T>, String> {
     let all = keys.optional(key, expected, |value| match value.as_array() {
         Some(list) => list.iter().map(read).collect(),
         None => read(value).map(|one| vec![one]),

@@ -2,7 +2,6 @@
 
 mod architecture;
 mod config;
-pub(crate) mod config_error;
 mod decoder;
 mod footprint;
 mod groups;
@@ -16,7 +15,6 @@ mod stage;
 
 pub use self::architecture::{ARCHITECTURES, Architecture};
 pub use self::config::LlamaConfig;
-pub use self::config_error::{ConfigError, ModelFileError};
 pub use self::decoder::{Decoder, Passes};
 #[doc(hidden)]
 pub use self::footprint::{Footprint, footprint};

@@ -2,12 +2,11 @@
 
 use serde_json::Value;
 
-use super::config_error::ConfigError;
-use super::json::JsonObject;
+use super::json::{JsonObject, missing, shortened};
 use crate::rotary::{Rotary, RotaryScaling};
 
 /// The supported types of scaling.
-pub(super) const TYPES: [&str; 6] = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"];
+const TYPES: [&str; 6] = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"];
 
 /// Limit of the positions, far above that of any model.
 const MOST_POSITIONS: f64 = (1u64 << 31) as f64;
@@ -23,7 +22,7 @@ pub(super) struct Rope {
 }
 
 /// Parses the rotary settings. `positions` is `max_position_embeddings`.
-pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) -> Result<Rope, ConfigError> {
+pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) -> Result<Rope, String> {
     let settings = Settings {
         theta: keys.number("rope_theta")?.unwrap_or(10_000.0),
         original: keys.number("original_max_position_embeddings")?,
@@ -33,7 +32,9 @@ pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) ->
     let new = settings.parse(keys, "rope_parameters")?;
     let old = settings.parse(keys, "rope_scaling")?;
     if new.is_some() && old.is_some() && new != old {
-        return Err(ConfigError::RopeTwice);
+        return Err("`rope_parameters` and `rope_scaling` contradict each other, each with its own `rope_theta` or that next to \
+                    it; remove the one that does not belong to the weights"
+            .into());
     }
     let (theta, kind, scaling) = new.or(old).unwrap_or((settings.theta, "default", RotaryScaling::None));
     let remark = partial_rotary_factor(keys, kind, head_dim)?;
@@ -47,7 +48,7 @@ pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) ->
     };
     let max_positions = positions.max(extended.min(MOST_POSITIONS) as usize);
     if !Rotary::new(head_dim, theta, &scaling).is_finite(max_positions) {
-        return Err(ConfigError::RopeInfinite { kind, theta, head_dim });
+        return Err(infinite(kind, theta, head_dim));
     }
     Ok(Rope { theta, scaling, max_positions, remark })
 }
@@ -58,7 +59,7 @@ fn partial_rotary_factor(
     keys: &JsonObject<'_>,
     kind: &'static str,
     head_dim: usize,
-) -> Result<Option<String>, ConfigError> {
+) -> Result<Option<String>, String> {
     let key = "partial_rotary_factor";
     let within =
         ["rope_parameters", "rope_scaling"].into_iter().find_map(|object| keys.get(object)?.get(key));
@@ -68,7 +69,11 @@ fn partial_rotary_factor(
         return Ok(None);
     }
     if kind != "default" {
-        return Err(ConfigError::PartialRotary { found: found.clone(), kind });
+        return Err(format!(
+            "`{key}` {} is not supported with rope type `{kind}`, only 1: as in transformers, this architecture rotates whole \
+             heads; download the config.json that belongs to the weights",
+            shortened(&found.to_string())
+        ));
     }
     Ok(Some(format!(
         "`{key}` {found} of config.json is ignored, as in transformers: this architecture rotates whole heads"
@@ -91,26 +96,26 @@ impl Settings {
     fn parse(
         &self,
         keys: &JsonObject<'_>,
-        key: &'static str,
-    ) -> Result<Option<(f64, &'static str, RotaryScaling)>, ConfigError> {
+        key: &str,
+    ) -> Result<Option<(f64, &'static str, RotaryScaling)>, String> {
         let map = keys.optional(key, "an object", Value::as_object)?;
         let Some(map) = map.filter(|map| !map.is_empty()) else { return Ok(None) };
         if map.values().any(Value::is_object) {
-            return Err(ConfigError::RopeByLayer { key });
+            return Err(format!("`{key}` differs by kind of layer, which is not supported"));
         }
-        self.within(&JsonObject(map))
-            .map(Some)
-            .map_err(|source| ConfigError::Within { key, source: Box::new(source) })
+        self.within(&JsonObject(map)).map(Some).map_err(|reason| format!("`{key}`: {reason}"))
     }
 
-    fn within(&self, keys: &JsonObject<'_>) -> Result<(f64, &'static str, RotaryScaling), ConfigError> {
+    fn within(&self, keys: &JsonObject<'_>) -> Result<(f64, &'static str, RotaryScaling), String> {
         let theta = keys.number("rope_theta")?.unwrap_or(self.theta);
         let named = match keys.text("rope_type")? {
             Some(kind) => kind,
             None => keys.text("type")?.unwrap_or("default"),
         };
         let kind = TYPES.into_iter().find(|kind| *kind == named);
-        let kind = kind.ok_or_else(|| ConfigError::RopeType { name: named.into() })?;
+        let kind = kind.ok_or_else(|| {
+            format!("rope type `{}` is not supported, only {}", shortened(named), TYPES.join(", "))
+        })?;
         let scaling = match kind {
             "linear" => RotaryScaling::Linear { factor: required(keys, "factor")? },
             "dynamic" => RotaryScaling::Dynamic {
@@ -125,26 +130,26 @@ impl Settings {
         Ok((theta, kind, scaling))
     }
 
-    fn original(&self, keys: &JsonObject<'_>) -> Result<f64, ConfigError> {
+    fn original(&self, keys: &JsonObject<'_>) -> Result<f64, String> {
         let within = keys.number("original_max_position_embeddings")?;
         Ok(self.original.or(within).unwrap_or(self.positions))
     }
 
-    fn yarn(&self, keys: &JsonObject<'_>, theta: f64) -> Result<RotaryScaling, ConfigError> {
+    fn yarn(&self, keys: &JsonObject<'_>, theta: f64) -> Result<RotaryScaling, String> {
         if theta == 1.0 {
-            return Err(ConfigError::RopeInfinite { kind: "yarn", theta, head_dim: 2 * self.frequencies });
+            return Err(infinite("yarn", theta, 2 * self.frequencies));
         }
         let original_positions = self.original(keys)?;
         let factor = match keys.number("factor")? {
             // As in transformers, the key must be there.
             None if keys.0.contains_key("factor") => self.positions / original_positions,
-            None => return Err(ConfigError::Missing { key: "factor" }),
+            None => return Err(missing("factor")),
             Some(factor) => factor,
         };
         // Zero counts as missing.
         let number = |key| {
             let number = keys.optional(key, "a number of 0 or more", |v| v.as_f64().filter(|n| *n >= 0.0))?;
-            Ok(number.filter(|n| *n > 0.0))
+            Ok::<_, String>(number.filter(|n| *n > 0.0))
         };
         let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
         let attention_factor =
@@ -163,15 +168,16 @@ impl Settings {
         })
     }
 
-    fn longrope(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, ConfigError> {
+    fn longrope(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, String> {
         let list = |key| {
             let positive = |v: &Value| v.as_f64().filter(|n| *n > 0.0).map(|n| n as f32);
-            let list = keys.get(key).ok_or(ConfigError::Missing { key })?;
+            let list = keys.get(key).ok_or_else(|| missing(key))?;
             let numbers: Option<Vec<f32>> =
                 list.as_array().and_then(|list| list.iter().map(positive).collect());
-            numbers
-                .filter(|numbers| numbers.len() == self.frequencies)
-                .ok_or(ConfigError::RopeFactorList { key, frequencies: self.frequencies })
+            numbers.filter(|numbers| numbers.len() == self.frequencies).ok_or_else(|| {
+                let count = self.frequencies;
+                format!("`{key}` must be a list of {count} positive numbers, one for each pair of elements of a head")
+            })
         };
         let original_positions = self.original(keys)?;
         let factor = keys.number("factor")?.unwrap_or(self.positions / original_positions);
@@ -185,10 +191,10 @@ impl Settings {
         })
     }
 
-    fn llama3(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, ConfigError> {
+    fn llama3(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, String> {
         let (low, high) = (required(keys, "low_freq_factor")?, required(keys, "high_freq_factor")?);
         if high <= low {
-            return Err(ConfigError::RopeFactors { low, high });
+            return Err(format!("`high_freq_factor` {high} must be greater than `low_freq_factor` {low}"));
         }
         Ok(RotaryScaling::Llama3 {
             factor: required(keys, "factor")?,
@@ -199,6 +205,12 @@ impl Settings {
     }
 }
 
-fn required(keys: &JsonObject<'_>, key: &'static str) -> Result<f64, ConfigError> {
-    keys.number(key)?.ok_or(ConfigError::Missing { key })
+fn required(keys: &JsonObject<'_>, key: &str) -> Result<f64, String> {
+    keys.number(key)?.ok_or_else(|| missing(key))
+}
+
+fn infinite(kind: &str, theta: f64, head_dim: usize) -> String {
+    format!(
+        "`rope_theta` {theta} with heads of {head_dim} elements and rope type {kind} gives no finite frequencies"
+    )
 }
