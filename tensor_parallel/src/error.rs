@@ -7,7 +7,6 @@ use ryzanstein_config::FileError;
 use ryzanstein_process_group::{self as process_group, DType, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::error::CheckpointError;
 use crate::float::UnsupportedDType;
 use crate::generate::chat_error::ChatError;
 use crate::model::Stage;
@@ -34,14 +33,14 @@ pub enum Error {
     },
 
     /// A weight file is damaged, incomplete, or does not fit its `config.json`.
-    #[error("{}: {}{source}", .file.display(), .tensor.as_ref().map(|t| format!("tensor `{t}`: ")).unwrap_or_default())]
+    #[error("{}: {}{reason}", .file.display(), .tensor.as_ref().map(|t| format!("tensor `{t}`: ")).unwrap_or_default())]
     Checkpoint {
         /// The file.
         file: PathBuf,
         /// The tensor, if the error concerns one.
         tensor: Option<String>,
-        /// The error in the file.
-        source: CheckpointError,
+        /// The error in the file, and what to do.
+        reason: String,
     },
 
     /// A file cannot be read: the operating system returned an error, it is not a regular file, or it is too large.
@@ -339,8 +338,8 @@ impl Error {
         Self::Model { file: file.into(), reason: reason.into() }
     }
 
-    pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, source: CheckpointError) -> Self {
-        Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), source }
+    pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, reason: impl Into<String>) -> Self {
+        Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), reason: reason.into() }
     }
 
     pub(crate) fn file(file: &Path, source: impl Into<FileError>) -> Self {

@@ -12,8 +12,6 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::error::CheckpointError;
-
 /// The maximum header size that the format allows.
 const HEADER_LIMIT: u64 = 100_000_000;
 
@@ -67,29 +65,41 @@ impl<'a> Deserialize<'a> for RawHeader<'a> {
 #[derive(Debug)]
 pub(crate) struct HeaderError {
     pub(crate) tensor: Option<String>,
-    pub(crate) source: CheckpointError,
+    pub(crate) reason: String,
 }
 
-impl From<CheckpointError> for HeaderError {
-    fn from(source: CheckpointError) -> Self {
-        Self { tensor: None, source }
+impl From<String> for HeaderError {
+    fn from(reason: String) -> Self {
+        Self { tensor: None, reason }
     }
 }
 
 /// Parses the header of a whole file. Every returned range is within the file, and its length matches the shape.
 pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
-        return Err(CheckpointError::TooShort { bytes: file.len() }.into());
+        return Err(format!(
+            "{} bytes are no safetensors file, whose first 8 are the length of its header; download it again",
+            file.len()
+        )
+        .into());
     };
     let claimed = u64::from_le_bytes(*length);
     if claimed > HEADER_LIMIT {
-        return Err(CheckpointError::HeaderTooLong { claimed }.into());
+        return Err(format!(
+            "the first 8 bytes claim a header of {claimed} bytes, and no safetensors file has so long a header; download the file \
+             again, or convert it to safetensors"
+        )
+        .into());
     }
     let length = claimed as usize;
     let Some((json, data)) = rest.split_at_checked(length) else {
-        return Err(CheckpointError::HeaderTruncated { claimed }.into());
+        return Err(format!(
+            "the header claims {claimed} bytes and the file ends before: it is truncated; download it again"
+        )
+        .into());
     };
-    let RawHeader(raw) = serde_json::from_slice(json).map_err(CheckpointError::Header)?;
+    let RawHeader(raw) = serde_json::from_slice(json)
+        .map_err(|error| format!("the header is not valid: {error}; download the file again"))?;
 
     let mut entries = BTreeMap::new();
     for (name, value) in raw {
@@ -97,30 +107,41 @@ pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError>
             continue;
         }
         let entry = entry(value, data.len(), 8 + length).and_then(|entry| {
-            if entries.contains_key(&name) { Err(CheckpointError::DuplicateName) } else { Ok(entry) }
+            if entries.contains_key(&name) {
+                Err("the header has this name twice; the file is corrupt: download it again".into())
+            } else {
+                Ok(entry)
+            }
         });
         match entry {
             Ok(entry) => entries.insert(name, entry),
-            Err(source) => return Err(HeaderError { tensor: Some(name), source }),
+            Err(reason) => return Err(HeaderError { tensor: Some(name), reason }),
         };
     }
     check_contiguous(&entries, 8 + length, file.len())?;
     Ok(entries)
 }
 
-fn entry(value: &RawValue, data: usize, offset: usize) -> Result<Entry, CheckpointError> {
-    let Raw { dtype, shape, data_offsets: (start, end) } =
-        serde_json::from_str(value.get()).map_err(CheckpointError::HeaderEntry)?;
+fn entry(value: &RawValue, data: usize, offset: usize) -> Result<Entry, String> {
+    let Raw { dtype, shape, data_offsets: (start, end) } = serde_json::from_str(value.get())
+        .map_err(|error| format!("the header entry is not valid: {error}; download the file again"))?;
     if start > end {
-        return Err(CheckpointError::ReversedRange { start, end });
+        return Err(format!(
+            "its bytes end at {end}, before they start at {start}; the header is corrupt: download the file again"
+        ));
     }
     if end > data {
-        return Err(CheckpointError::DataTruncated { end, data });
+        return Err(format!(
+            "its bytes end at {end} and the file has {data} bytes of data: it is truncated; download it again"
+        ));
     }
     if let Some(size) = element_size(&dtype) {
         let bytes = shape.iter().try_fold(size, |a, b| a.checked_mul(*b));
         if bytes != Some(end - start) {
-            return Err(CheckpointError::WrongLength { dtype, shape, bytes: end - start });
+            let bytes = end - start;
+            return Err(format!(
+                "{dtype} {shape:?} does not fill its {bytes} bytes; the header is corrupt: download the file again"
+            ));
         }
     }
     Ok(Entry { dtype, shape, bytes: offset + start..offset + end })
@@ -134,13 +155,20 @@ fn check_contiguous(entries: &BTreeMap<String, Entry>, start: usize, end: usize)
     for (name, entry) in order {
         let start = entry.bytes.start;
         if start != expected {
-            let source = CheckpointError::NotContiguous { start, expected };
-            return Err(HeaderError { tensor: Some(name.clone()), source });
+            let reason = format!(
+                "its bytes start at {start} and should start at {expected}, where those before it end; the header is corrupt: \
+                 download the file again"
+            );
+            return Err(HeaderError { tensor: Some(name.clone()), reason });
         }
         expected = entry.bytes.end;
     }
     if expected != end {
-        return Err(CheckpointError::TrailingBytes { bytes: end - expected }.into());
+        let bytes = end - expected;
+        return Err(format!(
+            "{bytes} bytes at the end belong to no tensor; the file is corrupt: download it again"
+        )
+        .into());
     }
     Ok(())
 }

@@ -8,7 +8,6 @@ use std::path::Path;
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 use ryzanstein_config::file;
 
-use super::error::CheckpointError;
 use crate::error::{Error, Result};
 
 /// A file mapped for reading. Pages are read from disk when they are accessed.
@@ -24,7 +23,7 @@ impl MappedFile {
         let file = file::open(path).map_err(|e| Error::file(path, e))?;
         let length = file.metadata().map_err(|e| Error::file(path, e))?.len();
         if length == 0 {
-            return Err(Error::checkpoint(path, None, CheckpointError::Empty));
+            return Err(Error::checkpoint(path, None, "the file is empty; download it again"));
         }
         #[expect(unsafe_code, reason = "mapping a file is unsafe however it is done")]
         // SAFETY: the map is only read. It cannot be verified that no other process truncates or rewrites the file while it is

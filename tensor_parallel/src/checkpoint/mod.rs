@@ -2,7 +2,6 @@
 //!
 //! Opening reads only the headers. Reading a slice accesses only its own bytes: rows in one piece, columns row by row.
 
-pub(crate) mod error;
 pub(crate) mod header;
 mod mmap;
 mod noise;
@@ -19,7 +18,6 @@ use ryzanstein_config::{ByteSize, file};
 use serde::Deserialize;
 use serde_json::Value;
 
-pub use self::error::CheckpointError;
 use self::header::{Entry, HeaderError};
 use self::mmap::MappedFile;
 #[doc(hidden)]
@@ -32,6 +30,7 @@ pub use self::source::{
 use ryzanstein_process_group::DType;
 
 use crate::error::{Error, Result};
+use crate::model::HEAD;
 use crate::tensor::Tensor;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -106,8 +105,10 @@ impl Checkpoint {
             checkpoint.add_indexed(&index)?;
         } else {
             let instead = other_format::instead_of_weights(directory);
-            let error = CheckpointError::NoFiles { single: SINGLE, index: INDEX, instead };
-            return Err(Error::checkpoint(directory, None, error));
+            let instead =
+                instead.as_deref().unwrap_or("name the folder of a model whose weights are safetensors");
+            let reason = format!("there is neither {SINGLE} nor {INDEX} in this folder; {instead}");
+            return Err(Error::checkpoint(directory, None, reason));
         }
         Ok(checkpoint)
     }
@@ -116,7 +117,7 @@ impl Checkpoint {
         let map = MappedFile::open(path)?;
         map.will_need(&(0..map.bytes().len().min(TYPICAL_HEADER)));
         let entries = header::parse(map.bytes())
-            .map_err(|HeaderError { tensor, source }| Error::checkpoint(path, tensor.as_deref(), source))?;
+            .map_err(|HeaderError { tensor, reason }| Error::checkpoint(path, tensor.as_deref(), reason))?;
         let file = self.files.len();
         self.files.push(WeightFile { path: path.into(), map });
         for (name, entry) in entries {
@@ -132,11 +133,13 @@ impl Checkpoint {
             let bytes = [&tensor, other].map(|stored| (stored.file, stored.entry.bytes.clone()));
             if !is_same(&tensor.entry, &other.entry) || !self.are_equal(&bytes) {
                 let file = self.files[other.file].path.file_name().unwrap_or_default();
-                let error = CheckpointError::Duplicate {
-                    name: other.name.clone(),
-                    file: file.to_string_lossy().into_owned(),
-                };
-                return Err(Error::checkpoint(&self.files[tensor.file].path, Some(&tensor.name), error));
+                let reason = format!(
+                    "{} has it too, as `{}`, and the two differ; remove the file that does not belong to the model, or one of the \
+                     two tensors",
+                    file.to_string_lossy(),
+                    other.name
+                );
+                return Err(Error::checkpoint(&self.files[tensor.file].path, Some(&tensor.name), reason));
             }
         }
         self.tensors.insert(name, tensor);
@@ -171,24 +174,32 @@ impl Checkpoint {
 
     fn add_indexed(&mut self, path: &Path) -> Result<()> {
         let text = file::read(path, LARGEST_INDEX).map_err(|e| Error::file(path, e))?;
-        let index: Index = serde_json::from_slice(&text)
-            .map_err(|e| Error::checkpoint(path, None, CheckpointError::Index(e)))?;
+        let index: Index = serde_json::from_slice(&text).map_err(|e| {
+            Error::checkpoint(path, None, format!("this is no index of weights: {e}; download it again"))
+        })?;
         let mut files = BTreeSet::new();
         for (tensor, name) in &index.weight_map {
-            let error = match name.as_str() {
+            let reason = match name.as_str() {
                 Some(name) if is_file_name(name) => {
                     files.insert(name);
                     continue;
                 }
-                Some(name) => CheckpointError::FileName { name: name.into() },
-                None => CheckpointError::IndexEntry { found: name.to_string() },
+                Some(name) => {
+                    format!("`{name}` is no plain file name; an index may only name files in its own folder")
+                }
+                None => format!(
+                    "expected the name of a file in `weight_map`, found {name}; download the index again"
+                ),
             };
-            return Err(Error::checkpoint(path, Some(tensor), error));
+            return Err(Error::checkpoint(path, Some(tensor), reason));
         }
         for name in files {
             self.add(&self.directory.join(name)).map_err(|error| match error {
                 Error::File { source, .. } if source.is_not_found() => {
-                    Error::checkpoint(path, None, CheckpointError::NoSuchFile { name: name.into() })
+                    let reason = format!(
+                        "`{name}` is not in this folder, and `weight_map` names it; download it, or the whole model again"
+                    );
+                    Error::checkpoint(path, None, reason)
                 }
                 other => other,
             })?;
@@ -335,8 +346,8 @@ impl Checkpoint {
         // A base model is stored without the prefix `model.`, in the index too.
         let bare = name.strip_prefix("model.").unwrap_or(name);
         if let Some(file) = self.absent.get(name).or_else(|| self.absent.get(bare)) {
-            let error = CheckpointError::NotInFile { name: file.clone() };
-            return Error::checkpoint(&self.directory.join(INDEX), Some(name), error);
+            let reason = format!("it is not in `{file}`, where this index says it is; download both again");
+            return Error::checkpoint(&self.directory.join(INDEX), Some(name), reason);
         }
         let with_suffix = |suffix| {
             self.tensors.values().find_map(|stored| {
@@ -346,21 +357,37 @@ impl Checkpoint {
                 is_prefix.then_some((&stored.name, prefix))
             })
         };
-        let error = match with_suffix(name).or_else(|| with_suffix(bare)) {
-            Some((found, prefix)) => CheckpointError::Prefixed {
-                found: found.clone(),
-                command: other_format::command_without_prefix(&self.directory, prefix),
-            },
-            None => CheckpointError::Missing { unread: self.unread() },
+        let reason = match with_suffix(name).or_else(|| with_suffix(bare)) {
+            Some((found, prefix)) => {
+                let command = other_format::command_without_prefix(&self.directory, prefix);
+                let command = command.map(|command| format!(" with `{command}`")).unwrap_or_default();
+                format!("the weights have it as `{found}`; remove the prefix{command}")
+            }
+            None if name == HEAD => "the weights have no head, and `tie_word_embeddings` of config.json is not true: a base model \
+                                     computes no tokens; download the model with its head, or set the key to true if the \
+                                     embedding is the head"
+                .into(),
+            None => format!(
+                "it is in none of the weight files, and config.json says that the model has it; are both of the same model?{}",
+                self.unread()
+            ),
         };
-        Error::checkpoint(&self.directory, Some(name), error)
+        Error::checkpoint(&self.directory, Some(name), reason)
     }
 
-    /// Returns the names of the safetensors files of the folder that are not part of the checkpoint.
-    fn unread(&self) -> Vec<String> {
+    /// Returns a sentence with the first safetensors files of the folder that are not part of the checkpoint, if there are any.
+    fn unread(&self) -> String {
+        const SHOWN: usize = 3;
         let is_read = |name: &str| self.files.iter().any(|file| file.path.ends_with(name));
-        let names = other_format::files(&self.directory, &["safetensors"]);
-        names.into_iter().filter(|name| !is_read(name)).collect()
+        let mut names = other_format::files(&self.directory, &["safetensors"]);
+        names.retain(|name| !is_read(name));
+        if names.is_empty() {
+            return String::new();
+        }
+        if names.len() > SHOWN {
+            names.splice(SHOWN.., ["…".into()]);
+        }
+        format!(" Files of this folder that were not read: {}", names.join(", "))
     }
 
     fn dtype(&self, tensor: &StoredTensor) -> Result<DType> {
@@ -369,8 +396,10 @@ impl Checkpoint {
             "F16" => Ok(DType::F16),
             "BF16" => Ok(DType::BF16),
             other => {
-                let error = CheckpointError::DType { found: other.into() };
-                Err(Error::checkpoint(&self.files[tensor.file].path, Some(&tensor.name), error))
+                let reason = format!(
+                    "expected type F32, F16 or BF16, found {other}; convert the weights to one of these"
+                );
+                Err(Error::checkpoint(&self.files[tensor.file].path, Some(&tensor.name), reason))
             }
         }
     }
@@ -381,8 +410,10 @@ impl Checkpoint {
         let StoredTensor { file, name, entry } = tensor;
         let WeightFile { path, map } = &self.files[*file];
         if entry.shape != shape {
-            let error = CheckpointError::Shape { expected: shape.into(), found: entry.shape.clone() };
-            return Err(Error::checkpoint(path, Some(name), error));
+            let found = &entry.shape;
+            let reason =
+                format!("expected shape {shape:?}, found {found:?}; is config.json that of these weights?");
+            return Err(Error::checkpoint(path, Some(name), reason));
         }
         let bytes = &map.bytes()[entry.bytes.clone()];
         Ok((

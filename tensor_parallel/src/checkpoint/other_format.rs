@@ -5,7 +5,6 @@ use std::path::Path;
 use ryzanstein_config::{ByteSize, file};
 use serde::Deserialize;
 
-use super::error::CheckpointError;
 use crate::error::{Error, Result};
 use crate::python_json;
 
@@ -22,7 +21,7 @@ struct AdapterConfig {
 /// Refuses a folder with an adapter: transformers would apply it to the model, with other results.
 ///
 /// # Errors
-/// Returns [`CheckpointError::Adapter`].
+/// Returns [`Error::Checkpoint`] with the command that merges the two.
 pub(crate) fn refuse_adapter(directory: &Path) -> Result<()> {
     let path = directory.join(ADAPTER);
     let text = match file::read_text(&path, LARGEST_FILE) {
@@ -31,7 +30,8 @@ pub(crate) fn refuse_adapter(directory: &Path) -> Result<()> {
         Err(error) => return Err(Error::file(&path, error)),
     };
     let config = python_json::parse::<AdapterConfig>(&text).ok();
-    let base = config.and_then(|config| config.base_model_name_or_path).map(|base| format!("`{base}`"));
+    let base = config.and_then(|config| config.base_model_name_or_path);
+    let base = base.map_or_else(|| "a model".into(), |base| format!("`{base}`"));
     let tokenizer = if directory.join("tokenizer.json").exists() { "d" } else { "m.name_or_path" };
     let command = python(
         &format!(
@@ -41,7 +41,11 @@ pub(crate) fn refuse_adapter(directory: &Path) -> Result<()> {
         ),
         &[&directory.display().to_string(), "merged"],
     );
-    Err(Error::checkpoint(&path, None, CheckpointError::Adapter { base, command }))
+    let reason = format!(
+        "this is an adapter of {base}, and adapters are not applied; merge the two with `{command}`, or remove this file to run the \
+         model without it"
+    );
+    Err(Error::checkpoint(&path, None, reason))
 }
 
 /// Returns what a folder without `config.json` has instead, and what to do, if it is a known format.

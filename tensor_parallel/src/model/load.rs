@@ -14,9 +14,7 @@ use super::llama::Llama;
 use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
 use super::stage::Stage;
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, Loader, LocalSource, RootSource, ShardedTensor, WeightSource,
-};
+use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
 use crate::compute::{self, Compute, SlotMapping, instruction_set};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::shard;
@@ -85,14 +83,7 @@ fn prepare(
     parsed.tied_embeddings = is_tied(&checkpoint, &parsed, place, reader)?;
     let specs = tensors(&parsed)?;
     for spec in &specs {
-        checkpoint.check(&spec.name, &spec.shape).map_err(|error| match error {
-            Error::Checkpoint { file, tensor, source: CheckpointError::Missing { .. } }
-                if spec.name == HEAD =>
-            {
-                Error::Checkpoint { file, tensor, source: CheckpointError::NoHead }
-            }
-            other => other,
-        })?;
+        checkpoint.check(&spec.name, &spec.shape)?;
     }
     if reader != Reader::Other {
         for remark in &parsed.remarks {

@@ -22,6 +22,7 @@ pub use self::groups::ModelGroups;
 pub(crate) use self::groups::{all_gather, broadcast};
 pub use self::llama::Llama;
 pub(crate) use self::load::check_all_ranks;
+pub(crate) use self::plan::HEAD;
 #[doc(hidden)]
 pub use self::plan::{TensorSpec, all_reduces, stage_tensors, tensors};
 pub use self::plan::{check_stages, check_world_size, legal_world_sizes};

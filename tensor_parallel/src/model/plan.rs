@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 
 /// The embedding, and the head if it has a matrix of its own.
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
-pub(super) const HEAD: &str = "lm_head.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// One tensor of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
