@@ -34,11 +34,6 @@ impl VocabularyWeight {
         let part = ShardedTensor { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], sharding };
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
     }
-
-    /// Returns the bytes that this rank holds.
-    pub fn bytes(&self) -> usize {
-        self.rows.bytes()
-    }
 }
 
 /// Embeds tokens. Each rank looks up the tokens in its shard; the sum over all ranks contains every token.

@@ -3,6 +3,11 @@
 //! Sums within one rank are computed in `f32`. With a 16-bit type, every operation rounds its result once. So a sum over ranks
 //! adds rounded terms. Between GPUs it is computed, with intermediate rounding, in that type.
 
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ryzanstein_process_group::{DType, Element};
@@ -45,38 +50,33 @@ pub(crate) trait Float: Element {
     fn widen(self) -> f32;
     /// Rounds to the nearest value of this type, ties to even.
     fn narrow(value: f32) -> Self;
+
     /// Converts elements to their exact values in `f32`.
-    fn widen_into(from: &[Self], to: &mut [f32]);
+    #[inline(always)]
+    fn widen_into(from: &[Self], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from.widen();
+        }
+    }
+
     /// Rounds values to the nearest values of this type.
-    fn narrow_into(from: &[f32], to: &mut [Self]);
-    /// Reads one element from the start of little-endian bytes.
-    fn read(bytes: &[u8]) -> Self;
+    #[inline(always)]
+    fn narrow_into(from: &[f32], to: &mut [Self]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = Self::narrow(*from);
+        }
+    }
 }
 
 impl Float for f32 {
-    #[inline]
+    #[inline(always)]
     fn widen(self) -> f32 {
         self
     }
 
-    #[inline]
+    #[inline(always)]
     fn narrow(value: f32) -> Self {
         value
-    }
-
-    #[inline]
-    fn widen_into(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-
-    #[inline]
-    fn narrow_into(from: &[f32], to: &mut [Self]) {
-        to.copy_from_slice(from);
-    }
-
-    #[inline]
-    fn read(bytes: &[u8]) -> Self {
-        Self::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 }
 
@@ -100,58 +100,21 @@ impl Float for f16 {
     fn narrow_into(from: &[f32], to: &mut [Self]) {
         to.convert_from_f32_slice(from);
     }
-
-    #[inline]
-    fn read(bytes: &[u8]) -> Self {
-        Self::from_le_bytes([bytes[0], bytes[1]])
-    }
 }
 
 impl Float for bf16 {
     // A shift, which the compiler vectorises, in contrast to a call of `half`.
-    #[inline]
+    #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
     // Branchless, so that the compiler vectorises loops of it.
     #[inline(always)]
-    #[expect(
-        clippy::inline_always,
-        reason = "an instruction set chosen at run time applies only to what is inlined"
-    )]
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
         let nearest = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
         Self::from_bits(if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { nearest })
-    }
-
-    #[inline(always)]
-    #[expect(
-        clippy::inline_always,
-        reason = "an instruction set chosen at run time applies only to what is inlined"
-    )]
-    fn narrow_into(from: &[f32], to: &mut [Self]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = Self::narrow(*from);
-        }
-    }
-
-    #[inline(always)]
-    #[expect(
-        clippy::inline_always,
-        reason = "an instruction set chosen at run time applies only to what is inlined"
-    )]
-    fn widen_into(from: &[Self], to: &mut [f32]) {
-        let bits: &[u16] = bytemuck::cast_slice(from);
-        for (to, bits) in to.iter_mut().zip(bits) {
-            *to = f32::from_bits(u32::from(*bits) << 16);
-        }
-    }
-
-    #[inline]
-    fn read(bytes: &[u8]) -> Self {
-        Self::from_le_bytes([bytes[0], bytes[1]])
     }
 }
 

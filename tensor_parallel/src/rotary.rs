@@ -4,66 +4,6 @@ use std::borrow::Cow;
 use std::f32::consts::PI;
 use std::f64::consts::TAU;
 
-/// The scaling of a model's frequencies for contexts longer than it was first trained on.
-#[derive(Clone, PartialEq, Debug)]
-pub enum RotaryScaling {
-    /// No scaling.
-    None,
-    /// All frequencies are divided by a factor.
-    Linear {
-        /// The factor.
-        factor: f64,
-    },
-    /// The base of the frequencies grows with the length of the sequence, once that is greater than `original_positions`.
-    Dynamic {
-        /// The growth of the context length for which the base is chosen.
-        factor: f64,
-        /// The context length that the model was trained on.
-        original_positions: f64,
-    },
-    /// Scaling as in `YaRN`: high frequencies are unchanged, low ones are divided by the factor, with a ramp between them.
-    Yarn {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// The ramp begins at the frequency with this number of turns in `original_positions`.
-        beta_fast: f64,
-        /// The ramp ends at the frequency with this number of turns in `original_positions`.
-        beta_slow: f64,
-        /// True if the ramp begins and ends at whole indices of frequencies.
-        truncate: bool,
-        /// The factor of all sines and cosines.
-        attention_factor: f64,
-        /// The context length that the model was first trained on.
-        original_positions: f64,
-    },
-    /// Scaling as in `LongRoPE`: each frequency is divided by a factor of its own, which depends on whether the sequence is longer
-    /// than `original_positions`.
-    LongRope {
-        /// The growth of the context length.
-        factor: f64,
-        /// The divisors for sequences of up to `original_positions`.
-        short: Vec<f32>,
-        /// The divisors for longer sequences.
-        long: Vec<f32>,
-        /// The factor of all sines and cosines.
-        attention_factor: f64,
-        /// The context length that the model was first trained on.
-        original_positions: f64,
-    },
-    /// Scaling as in Llama 3.1: high frequencies are unchanged, low ones are divided by the factor, those between are
-    /// interpolated.
-    Llama3 {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// Frequencies with wavelengths longer than `original_positions` divided by this are low.
-        low_frequency_factor: f64,
-        /// Frequencies with wavelengths shorter than `original_positions` divided by this are high.
-        high_frequency_factor: f64,
-        /// The context length that the model was first trained on.
-        original_positions: f64,
-    },
-}
-
 /// The rotary frequencies of a model, rounded as those of transformers are: an angle is a frequency times a position, so its error
 /// is that of the frequency times the position.
 #[derive(Clone, PartialEq, Debug)]
@@ -92,67 +32,73 @@ enum Longer {
 }
 
 impl Rotary {
-    /// Computes the frequencies for heads of `head_dim` elements: `theta^(-2i / head_dim)`, scaled.
+    /// Computes the frequencies for heads of `head_dim` elements: `theta^(-2i / head_dim)`.
+    pub fn new(head_dim: usize, theta: f64) -> Self {
+        Self::of_powers(head_dim, theta, |_, power| 1.0 / power)
+    }
+
+    /// Computes frequencies that are all divided by a factor.
+    pub fn linear(head_dim: usize, theta: f64, factor: f64) -> Self {
+        Self::of_powers(head_dim, theta, |_, power| 1.0 / power / factor as f32)
+    }
+
+    /// Computes frequencies whose base grows with the length of the sequence, once that is greater than `original`, the context
+    /// length that the model was trained on. The base at `factor` times this length is that of the NTK-aware scaling.
+    pub fn dynamic(head_dim: usize, theta: f64, factor: f64, original: f64) -> Self {
+        Self { longer: Longer::Dynamic { original, factor, theta }, ..Self::new(head_dim, theta) }
+    }
+
+    /// Computes frequencies as in `YaRN`: high ones are unchanged, low ones are divided by the factor, with a ramp between those
+    /// with `[fast, slow]` turns in `original` positions. With `truncate`, the ramp begins and ends at whole indices.
+    pub fn yarn(
+        head_dim: usize,
+        theta: f64,
+        factor: f64,
+        original: f64,
+        [fast, slow]: [f64; 2],
+        truncate: bool,
+    ) -> Self {
+        // The index of the frequency with this number of turns.
+        let index = |turns: f64| head_dim as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
+        let (low, high) = (index(fast), index(slow));
+        let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+        // A ramp of no length would be a division by zero.
+        let length = if low == high { 0.001 } else { high - low };
+        Self::of_powers(head_dim, theta, |i, power| {
+            let kept = 1.0 - ((i as f32 - low as f32) / length as f32).clamp(0.0, 1.0);
+            1.0 / (factor as f32 * power) * (1.0 - kept) + 1.0 / power * kept
+        })
+    }
+
+    /// Computes frequencies as in `LongRoPE`: each is divided by a factor of its own, one of `short` for sequences of up to
+    /// `original` positions, and one of `long` for longer ones.
     ///
     /// # Panics
-    /// Panics if a list of [`RotaryScaling::LongRope`] has fewer than `head_dim / 2` divisors.
-    pub fn new(head_dim: usize, theta: f64, scaling: &RotaryScaling) -> Self {
-        let powers = powers(head_dim, theta as f32);
-        let each = |frequency: &dyn Fn(usize, f32) -> f32| -> Vec<f32> {
-            powers.iter().enumerate().map(|(i, power)| frequency(i, *power)).collect()
-        };
-        let (frequencies, longer, amplitude) = match *scaling {
-            RotaryScaling::None => (each(&|_, power| 1.0 / power), Longer::Same, 1.0),
-            RotaryScaling::Linear { factor } => {
-                (each(&|_, power| 1.0 / power / factor as f32), Longer::Same, 1.0)
-            }
-            RotaryScaling::Dynamic { factor, original_positions: original } => {
-                (each(&|_, power| 1.0 / power), Longer::Dynamic { original, factor, theta }, 1.0)
-            }
-            RotaryScaling::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                truncate,
-                attention_factor,
-                original_positions: original,
-            } => {
-                // The index of the frequency with this number of turns.
-                let index =
-                    |turns: f64| head_dim as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
-                let (low, high) = (index(beta_fast), index(beta_slow));
-                let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
-                let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
-                // A ramp of no length would be a division by zero.
-                let length = if low == high { 0.001 } else { high - low };
-                let frequency = |i: usize, power: f32| {
-                    let kept = 1.0 - ((i as f32 - low as f32) / length as f32).clamp(0.0, 1.0);
-                    1.0 / (factor as f32 * power) * (1.0 - kept) + 1.0 / power * kept
-                };
-                (each(&frequency), Longer::Same, attention_factor)
-            }
-            RotaryScaling::LongRope {
-                ref short,
-                ref long,
-                attention_factor,
-                original_positions: original,
-                ..
-            } => {
-                let divided = |by: &[f32]| each(&|i, power| 1.0 / (by[i] * power));
-                let longer = Longer::Fixed { original, frequencies: divided(long) };
-                (divided(short), longer, attention_factor)
-            }
-            RotaryScaling::Llama3 {
-                factor,
-                low_frequency_factor: low,
-                high_frequency_factor: high,
-                original_positions: original,
-            } => {
-                let parameters = [factor, low, high, original].map(|parameter| parameter as f32);
-                (each(&|_, power| llama3(1.0 / power, parameters)), Longer::Same, 1.0)
-            }
-        };
-        Self { frequencies, longer, amplitude: amplitude as f32 }
+    /// Panics if a list has fewer than `head_dim / 2` factors.
+    pub fn longrope(head_dim: usize, theta: f64, original: f64, short: &[f32], long: &[f32]) -> Self {
+        let divided = |by: &[f32]| Self::of_powers(head_dim, theta, |i, power| 1.0 / (by[i] * power));
+        let longer = Longer::Fixed { original, frequencies: divided(long).frequencies };
+        Self { longer, ..divided(short) }
+    }
+
+    /// Computes frequencies as in Llama 3.1: low ones, with wavelengths longer than `original / low`, are divided by the factor,
+    /// high ones, with wavelengths shorter than `original / high`, are unchanged, and those between are interpolated.
+    pub fn llama3(head_dim: usize, theta: f64, factor: f64, original: f64, [low, high]: [f64; 2]) -> Self {
+        let parameters = [factor, low, high, original].map(|parameter| parameter as f32);
+        Self::of_powers(head_dim, theta, |_, power| llama3(1.0 / power, parameters))
+    }
+
+    /// Multiplies all sines and cosines by a factor.
+    #[must_use]
+    pub fn amplified(self, amplitude: f64) -> Self {
+        Self { amplitude: amplitude as f32, ..self }
+    }
+
+    fn of_powers(head_dim: usize, theta: f64, frequency: impl Fn(usize, f32) -> f32) -> Self {
+        let powers = powers(head_dim, theta as f32).into_iter().enumerate();
+        let frequencies = powers.map(|(i, power)| frequency(i, power)).collect();
+        Self { frequencies, longer: Longer::Same, amplitude: 1.0 }
     }
 
     /// Returns the number of frequencies: half the length of a head.
@@ -195,13 +141,12 @@ impl Rotary {
     /// Computes the rotations of several rows, each given as its position and the length of its sequence after the pass. As in
     /// transformers, scalings that depend on the length take that of the pass; keys of earlier passes keep their rotation.
     pub fn table(&self, rows: impl IntoIterator<Item = (usize, usize)>) -> RotaryTable {
-        let mut table = RotaryTable { half: self.half(), count: 0, sin_cos: Vec::new() };
+        let mut table = RotaryTable { half: self.half(), sin_cos: Vec::new() };
         let (mut of_length, mut frequencies) = (1, self.frequencies(1));
         for (at, length) in rows {
             if length != of_length && self.depends_on_length() {
                 (of_length, frequencies) = (length, self.frequencies(length));
             }
-            table.count += 1;
             for frequency in &*frequencies {
                 // The angle is rounded to f32, as the models' training code does; its sine is then exact.
                 let (sin, cos) = f64::from(at as f32 * frequency).sin_cos();
@@ -234,16 +179,10 @@ fn llama3(frequency: f32, [factor, low, high, original]: [f32; 4]) -> f32 {
 #[derive(Clone, Debug)]
 pub struct RotaryTable {
     half: usize,
-    count: usize,
     sin_cos: Vec<(f32, f32)>,
 }
 
 impl RotaryTable {
-    /// Returns the number of positions.
-    pub fn positions(&self) -> usize {
-        self.count
-    }
-
     /// Rotates one head at the `index`th position: element `i` is paired with element `i + head_dim / 2`.
     #[inline(always)]
     #[expect(
@@ -265,7 +204,7 @@ mod tests {
 
     #[test]
     fn position_zero_is_not_rotated_and_length_is_kept() {
-        let rotary = Rotary::new(8, 10_000.0, &RotaryScaling::None);
+        let rotary = Rotary::new(8, THETA);
         let table = rotary.table((0..3).map(|at| (at, 3)));
         let head = [1.0, -2.0, 3.0, 0.5, 4.0, 1.5, -1.0, 2.0];
         let mut rotated = head;
@@ -276,10 +215,7 @@ mod tests {
         assert!(rotated != head && (square(&rotated) - square(&head)).abs() < 1e-4);
     }
 
-    /// The frequencies of heads of 8 elements, for sequences of this length.
-    fn of(scaling: &RotaryScaling, length: usize) -> Vec<f32> {
-        Rotary::new(8, 10_000.0, scaling).frequencies(length).into_owned()
-    }
+    const THETA: f64 = 10_000.0;
 
     fn assert_near(got: &[f32], want: &[f32]) {
         assert_eq!(got.len(), want.len());
@@ -291,29 +227,17 @@ mod tests {
 
     #[test]
     fn llama3_scaling_keeps_high_divides_low_and_blends_between() {
-        let scaling = RotaryScaling::Llama3 {
-            factor: 8.0,
-            low_frequency_factor: 1.0,
-            high_frequency_factor: 4.0,
-            original_positions: 1024.0,
-        };
-        assert_near(&of(&scaling, 1), &[1.0, 0.1, 0.003_086_760_6, 0.000_125]);
-        assert_near(&of(&RotaryScaling::Linear { factor: 4.0 }, 1), &[0.25, 0.025, 0.0025, 0.00025]);
+        let llama3 = Rotary::llama3(8, THETA, 8.0, 1024.0, [1.0, 4.0]);
+        assert_near(&llama3.frequencies, &[1.0, 0.1, 0.003_086_760_6, 0.000_125]);
+        assert_near(&Rotary::linear(8, THETA, 4.0).frequencies, &[0.25, 0.025, 0.0025, 0.00025]);
     }
 
     #[test]
     fn yarn_scaling_has_a_ramp_and_an_amplitude() {
-        let yarn = |truncate| RotaryScaling::Yarn {
-            factor: 4.0,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            truncate,
-            attention_factor: 1.5,
-            original_positions: 1024.0,
-        };
-        assert_near(&of(&yarn(true), 1), &[1.0, 0.074_999_996, 0.005, 0.000_25]);
-        assert_near(&of(&yarn(false), 1), &[1.0, 0.085_398_64, 0.003_556_971_4, 0.000_25]);
-        let table = Rotary::new(8, 10_000.0, &yarn(true)).table([(0, 1)]);
+        let yarn = |truncate| Rotary::yarn(8, THETA, 4.0, 1024.0, [32.0, 1.0], truncate).amplified(1.5);
+        assert_near(&yarn(true).frequencies, &[1.0, 0.074_999_996, 0.005, 0.000_25]);
+        assert_near(&yarn(false).frequencies, &[1.0, 0.085_398_64, 0.003_556_971_4, 0.000_25]);
+        let table = yarn(true).table([(0, 1)]);
         let mut head = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0];
         table.rotate(0, &mut head);
         assert_eq!(head, [1.5, 1.5, 1.5, 1.5, 3.0, 3.0, 3.0, 3.0]);
@@ -321,21 +245,14 @@ mod tests {
 
     #[test]
     fn dynamic_and_longrope_scaling_depend_on_the_length_of_the_pass() {
-        let dynamic = RotaryScaling::Dynamic { factor: 2.0, original_positions: 64.0 };
-        assert_near(&of(&dynamic, 64), &of(&RotaryScaling::None, 1));
-        assert_near(&of(&dynamic, 65), &[1.0, 0.098_979_525, 0.009_796_946, 0.000_969_696_96]);
-        assert_near(&of(&dynamic, 128), &[1.0, 0.069_336_124, 0.004_807_498_3, 0.000_333_333_33]);
-        let longrope = RotaryScaling::LongRope {
-            factor: 4.0,
-            short: vec![1.0, 1.25, 1.5, 2.0],
-            long: vec![1.5, 2.0, 4.0, 8.0],
-            attention_factor: 1.0,
-            original_positions: 64.0,
-        };
-        assert_near(&of(&longrope, 64), &[1.0, 0.08, 1.0 / 150.0, 0.0005]);
-        assert_near(&of(&longrope, 65), &[1.0 / 1.5, 0.05, 0.0025, 0.000_125]);
+        let dynamic = Rotary::dynamic(8, THETA, 2.0, 64.0);
+        assert_near(&dynamic.frequencies(64), &Rotary::new(8, THETA).frequencies);
+        assert_near(&dynamic.frequencies(65), &[1.0, 0.098_979_525, 0.009_796_946, 0.000_969_696_96]);
+        assert_near(&dynamic.frequencies(128), &[1.0, 0.069_336_124, 0.004_807_498_3, 0.000_333_333_33]);
+        let rotary = Rotary::longrope(8, THETA, 64.0, &[1.0, 1.25, 1.5, 2.0], &[1.5, 2.0, 4.0, 8.0]);
+        assert_near(&rotary.frequencies(64), &[1.0, 0.08, 1.0 / 150.0, 0.0005]);
+        assert_near(&rotary.frequencies(65), &[1.0 / 1.5, 0.05, 0.0025, 0.000_125]);
         // Rows of one table may belong to sequences of different lengths.
-        let rotary = Rotary::new(8, 10_000.0, &longrope);
         let rotated = |rows: &[(usize, usize)], index| {
             let mut head = [1.0, -2.0, 3.0, 0.5, 4.0, 1.5, -1.0, 2.0];
             rotary.table(rows.iter().copied()).rotate(index, &mut head);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::DType;
-use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
+use ryzanstein_tensor_parallel::attention::Rotary;
 use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
@@ -20,11 +20,7 @@ fn compute(host: &Host) {
     }
     let positions = 128;
     let batch = host
-        .batch(
-            &vec![0; positions],
-            &SlotMapping::from_position(0, positions),
-            &Rotary::new(64, 1e4, &RotaryScaling::None),
-        )
+        .batch(&vec![0; positions], &SlotMapping::from_position(0, positions), &Rotary::new(64, 1e4))
         .unwrap();
     let mut cache = LayerCache::new(host, [1, 1, positions, 64], DType::F32).unwrap();
     let call =

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ryzanstein_config::{BackendChoice, DeviceConfig, Numerics};
 use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
 use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
-use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
+use ryzanstein_tensor_parallel::attention::Rotary;
 use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, Run, SlotMapping};
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
@@ -148,7 +148,7 @@ fn a_result_is_rounded_once_on_a_gpu_too() {
 #[ignore = "needs a GPU"]
 fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
     let (cuda, host) = (cuda(), Host::new(1));
-    let rotary = Rotary::new(8, 1e4, &RotaryScaling::None);
+    let rotary = Rotary::new(8, 1e4);
     let tokens = [40, 10, 9, 0, 17, 49, 50, u32::MAX];
     for stored in TYPES {
         for out in TYPES {
@@ -309,7 +309,7 @@ fn attend(
     let &Attended { heads, kv_heads, head_dim, window, norms, .. } = case;
     let [queries, keys] = [3, 4].map(|seed| upload(noise(&[head_dim], seed, DType::F32)));
     let norms = norms.then_some(HeadNorms { queries: &queries, keys: &keys, epsilon: 1e-6 });
-    let rotary = Rotary::new(head_dim, 1e4, &RotaryScaling::None);
+    let rotary = Rotary::new(head_dim, 1e4);
     let capacity = case.passes.iter().sum();
     let mut cache = LayerCache::new(compute, [1, kv_heads, capacity, head_dim], dtype).unwrap();
     let mut position = 0;
@@ -570,7 +570,7 @@ fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
 fn many_sequences_of_different_lengths_attend_to_their_own() {
     let (cuda, host) = (cuda(), Host::new(2));
     let (heads, kv_heads, head_dim) = (8, 2, 64);
-    let rotary = Rotary::new(head_dim, 1e4, &RotaryScaling::None);
+    let rotary = Rotary::new(head_dim, 1e4);
     // Short ones of one split beside long ones of many.
     let lengths = [1, 700, 64, 2000, 3];
     for dtype in TYPES {

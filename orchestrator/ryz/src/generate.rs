@@ -93,7 +93,7 @@ pub struct Response {
     /// The reason for the end of generation.
     pub stop: StopReason,
     /// Load statistics of each rank, in rank order.
-    pub loads: Vec<LoadStats>,
+    pub loads: Vec<LoadReport>,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
     /// Durations of the parts of the request.
@@ -102,27 +102,6 @@ pub struct Response {
     pub logits_digest: Option<String>,
     /// This rank's profile of the calls of its tensor- and pipeline-parallel groups.
     pub profile: Vec<ProfileRow>,
-}
-
-/// Load statistics of one rank.
-#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub struct LoadStats {
-    /// Bytes of weights read from files.
-    pub bytes_read: u64,
-    /// Bytes of weights in all files.
-    pub checkpoint_bytes: u64,
-    /// Duration in seconds.
-    pub seconds: f64,
-}
-
-impl From<&LoadReport> for LoadStats {
-    fn from(report: &LoadReport) -> Self {
-        Self {
-            bytes_read: report.bytes_read,
-            checkpoint_bytes: report.checkpoint_bytes,
-            seconds: report.elapsed.as_secs_f64(),
-        }
-    }
 }
 
 impl Response {
@@ -354,7 +333,7 @@ pub fn run(
         ignore_end: request.ignore_end,
         passes: if settings.graph { Passes::Graph } else { Passes::Eager },
     };
-    let loads = manager.world().all_gather_object(&LoadStats::from(model.report()))?;
+    let loads = manager.world().all_gather_object(model.report())?;
     let mut profiles = vec![manager.tensor_parallel().profile()];
     if model.stage().count > 1 {
         profiles.push(manager.pipeline_parallel().profile());

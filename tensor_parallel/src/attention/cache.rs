@@ -31,11 +31,6 @@ impl KvCache {
         Ok(Self { layers, lengths: vec![0; sequences], capacity })
     }
 
-    /// Returns the number of sequences that the cache has room for.
-    pub fn sequences(&self) -> usize {
-        self.lengths.len()
-    }
-
     /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.lengths.get(sequence).copied().unwrap_or(0)
@@ -44,16 +39,6 @@ impl KvCache {
     /// Returns true if no sequence has cached positions.
     pub fn is_empty(&self) -> bool {
         self.lengths.iter().all(|length| *length == 0)
-    }
-
-    /// Returns the capacity of each sequence in positions.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Returns the bytes of all keys and values on this rank.
-    pub fn bytes(&self) -> usize {
-        self.layers.iter().map(LayerCache::bytes).sum()
     }
 
     /// Removes all but the first `length` positions of a sequence.

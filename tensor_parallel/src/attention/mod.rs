@@ -8,7 +8,7 @@ use crate::compute::{AttentionCall, Batch, Compute, HeadNorms, LayerCache};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
 use crate::norm::RmsNorm;
-pub use crate::rotary::{Rotary, RotaryScaling, RotaryTable};
+pub use crate::rotary::{Rotary, RotaryTable};
 use crate::tensor::Tensor;
 
 /// Causal self-attention over this rank's heads. It never stores keys and values of other heads.

@@ -57,11 +57,12 @@ fn copy_rows<S: Float, T: Float>(
 }
 
 fn convert<S: Float, T: Float>(from: &[u8], to: &mut [T]) {
-    if cfg!(target_endian = "little") && S::DTYPE == T::DTYPE {
+    // The elements of a file are little-endian, as this processor is, and may be at any address.
+    if S::DTYPE == T::DTYPE {
         bytemuck::cast_slice_mut::<T, u8>(to).copy_from_slice(from);
         return;
     }
     for (to, from) in to.iter_mut().zip(from.chunks_exact(size_of::<S>())) {
-        *to = T::narrow(S::read(from).widen());
+        *to = T::narrow(bytemuck::pod_read_unaligned::<S>(from).widen());
     }
 }

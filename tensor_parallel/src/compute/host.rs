@@ -3,27 +3,31 @@
 use std::ops::Range;
 
 use ryzanstein_config::{InstructionSet, Numerics};
-use ryzanstein_process_group::DType;
+use ryzanstein_process_group::{DType, Element as _};
 
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::processor::Processor;
-use super::product::instruction_set;
+use super::product::{Products, instruction_set};
 use super::{attend, rows, shapes, tree};
 use crate::error::{ConfigurationError, Result};
-use crate::float::{self, with_float};
+use crate::float::{self, Float, with_float};
+use crate::memory::{self, Array};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// The size in bytes from which arrays are first reserved by a fallible allocation. A failure of an infallible one would abort
 /// the program.
 const LARGE: usize = 64 << 20;
+/// Number of parts per thread, for balance between the threads.
+const PARTS: usize = 4;
 
 /// Arithmetic on the CPU.
 #[derive(Debug)]
 pub struct Host {
-    processor: Processor,
+    pub(super) threads: Threads,
+    pub(super) products: Products,
     numerics: Numerics,
 }
 
@@ -41,7 +45,67 @@ impl Host {
     pub fn with_numerics(threads: usize, set: InstructionSet, numerics: Numerics) -> Self {
         assert!(instruction_set::is_supported(set), "this processor lacks {set}");
         let set = if numerics == Numerics::Invariant { instruction_set::invariant(set) } else { set };
-        Self { processor: Processor::new(threads, set), numerics }
+        Self { threads: Threads::new(threads, "compute"), products: Products::new(set), numerics }
+    }
+
+    /// Builds a tensor row by row: `fill` receives the index of a row and its `columns` elements, and sets all of them.
+    pub(super) fn build(
+        &self,
+        [rows, columns]: [usize; 2],
+        dtype: DType,
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<Tensor> {
+        let shape = [rows, columns];
+        element_count(&shape, dtype)?;
+        let values = with_float!(dtype, T => Storage::from(self.built::<T>(shape, fill)))?;
+        Ok(Tensor::from_storage(&shape, values))
+    }
+
+    /// Builds the elements of [`build`](Self::build).
+    pub(super) fn built<T: Float>(
+        &self,
+        [rows, columns]: [usize; 2],
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Array<T> {
+        memory::built(rows * columns, |all| {
+            let together = self.rows_together(rows);
+            let parts = all.chunks((together * columns).max(1)).enumerate();
+            self.threads.for_each(rows * columns >= PARALLEL_THRESHOLD, parts, |(part, out)| {
+                let is_wide = T::DTYPE == f32::DTYPE;
+                let mut wide = vec![0.0; if is_wide { 0 } else { columns }];
+                for (i, row) in out.chunks(columns).enumerate() {
+                    let (at, row) = (part * together + i, row.zeros());
+                    if is_wide {
+                        fill(at, bytemuck::cast_slice_mut(row));
+                    } else {
+                        fill(at, &mut wide);
+                        rows::narrow(self.products.arch(), &wide, row);
+                    }
+                }
+            });
+        })
+    }
+
+    /// Adds `y` to `x`, in rows of `columns`. If `y` has fewer rows, it is repeated.
+    pub(super) fn add_rows<T: Float, U: Float>(&self, x: &mut [T], y: &[U], columns: usize) {
+        let is_worth_it = x.len() >= PARALLEL_THRESHOLD;
+        let together = self.rows_together(x.len() / columns) * columns;
+        self.threads.for_each(is_worth_it, x.chunks_mut(together).enumerate(), |(part, x)| {
+            for (i, row) in x.chunks_exact_mut(columns).enumerate() {
+                let at = (part * together + i * columns) % y.len();
+                rows::add(self.products.arch(), row, &y[at..at + columns]);
+            }
+        });
+    }
+
+    /// Returns the number of rows in a part.
+    fn rows_together(&self, rows: usize) -> usize {
+        rows.div_ceil(PARTS * self.threads.count()).max(1)
+    }
+
+    /// Converts elements to their exact values in `f32`.
+    pub(super) fn widen(&self, stored: &Storage, range: Range<usize>, to: &mut [f32]) {
+        with_elements!(stored, stored => rows::widen(self.products.arch(), &stored[range], to));
     }
 }
 
@@ -76,7 +140,7 @@ impl Compute for Host {
         let bias = bias.map(Tensor::host_values).transpose()?;
         let (x, weight, bias) = ([x.host()?], weight.host()?, bias.as_deref());
         let values = with_float!(out, T => {
-            Storage::from(self.processor.multiply::<T>((&x, weight), bias, [m, k, n]))
+            Storage::from(self.products.multiply::<T>(&self.threads, (&x, weight), bias, [m, k, n]))
         })?;
         Ok(Tensor::from_storage(&[m, n], values))
     }
@@ -93,20 +157,20 @@ impl Compute for Host {
         let parts = (0..leaves).map(|leaf| self.slice_columns(x, leaf * k..(leaf + 1) * k));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let parts = parts.iter().map(Tensor::host).collect::<Result<Vec<_>>>()?;
-        let sums = self.processor.multiply::<f32>((&parts, weight.host()?), None, [m, k, n]);
+        let sums = self.products.multiply::<f32>(&self.threads, (&parts, weight.host()?), None, [m, k, n]);
         Ok(Tensor::from_storage(&[m, n], Storage::from(sums)))
     }
 
     fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
         let [count, rows, columns] = shapes::sum_of_leaves(terms)?;
         let stored = terms.host()?;
-        self.processor.build([rows, columns], out, |row, to| {
+        self.build([rows, columns], out, |row, to| {
             let mut terms = vec![0.0; count * columns];
             for (i, term) in terms.chunks_exact_mut(columns).enumerate() {
                 let at = (i * rows + row) * columns;
-                self.processor.widen(stored, at..at + columns, term);
+                self.widen(stored, at..at + columns, term);
             }
-            tree::sum(self.processor.arch(), &mut terms, columns);
+            tree::sum(self.products.arch(), &mut terms, columns);
             to.copy_from_slice(&terms[..columns]);
         })
     }
@@ -114,9 +178,9 @@ impl Compute for Host {
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
         let (ids, stored) = (batch.tokens(), table.host()?);
-        self.processor.build([ids.len(), columns], out, |i, to| {
+        self.build([ids.len(), columns], out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
-                Some(row) => self.processor.widen(stored, row * columns..(row + 1) * columns, to),
+                Some(row) => self.widen(stored, row * columns..(row + 1) * columns, to),
                 None => to.fill(0.0),
             }
         })
@@ -126,9 +190,9 @@ impl Compute for Host {
         shapes::rms_norm(x, weight)?;
         let columns = x.columns();
         let (stored, weight) = (x.host()?, weight.host_values()?);
-        self.processor.build([x.rows(), columns], x.dtype(), |i, to| {
+        self.build([x.rows(), columns], x.dtype(), |i, to| {
             with_elements!(stored, x => {
-                rows::rms_norm(self.processor.arch(), &x[i * columns..(i + 1) * columns], &weight, epsilon, to);
+                rows::rms_norm(self.products.arch(), &x[i * columns..(i + 1) * columns], &weight, epsilon, to);
             });
         })
     }
@@ -137,7 +201,7 @@ impl Compute for Host {
         shapes::add(x, y)?;
         let (columns, count, y) = (x.columns(), y.count(), y.host()?);
         if count > 0 {
-            with_elements!(x.host_mut()?, x => with_elements!(y, y => self.processor.add_rows(x, y, columns)));
+            with_elements!(x.host_mut()?, x => with_elements!(y, y => self.add_rows(x, y, columns)));
         }
         Ok(())
     }
@@ -145,24 +209,24 @@ impl Compute for Host {
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
         let width = shapes::swiglu(x)?;
         let stored = x.host()?;
-        self.processor.build([x.rows(), width], x.dtype(), |i, to| {
+        self.build([x.rows(), width], x.dtype(), |i, to| {
             with_elements!(stored, stored => {
                 let (gate, up) = stored[2 * i * width..2 * (i + 1) * width].split_at(width);
-                rows::swiglu(self.processor.arch(), gate, up, to);
+                rows::swiglu(self.products.arch(), gate, up, to);
             });
         })
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        attend::attention(&self.processor, &qkv, call, cache)
+        attend::attention(self, &qkv, call, cache)
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         shapes::slice_columns(x, &columns)?;
         let stored = x.host()?;
-        self.processor.build([x.rows(), columns.len()], x.dtype(), |i, to| {
+        self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
             let at = i * x.columns();
-            self.processor.widen(stored, at + columns.start..at + columns.end, to);
+            self.widen(stored, at + columns.start..at + columns.end, to);
         })
     }
 
@@ -172,10 +236,10 @@ impl Compute for Host {
             return blocks.reshape(&[rows, width]);
         }
         let stored = blocks.host()?;
-        self.processor.build([rows, keep], blocks.dtype(), |i, to| {
+        self.build([rows, keep], blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
-                self.processor.widen(stored, from..from + to.len(), to);
+                self.widen(stored, from..from + to.len(), to);
             }
         })
     }

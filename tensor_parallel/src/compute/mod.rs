@@ -7,7 +7,6 @@ pub mod cuda;
 mod exponential;
 mod host;
 mod operations;
-mod processor;
 mod product;
 mod rows;
 mod shapes;

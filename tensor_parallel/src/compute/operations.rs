@@ -61,11 +61,6 @@ impl LayerCache {
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
     }
 
-    /// Returns the bytes of keys and values.
-    pub(crate) fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes()
-    }
-
     pub(crate) fn capacity(&self) -> usize {
         self.keys.shape()[2]
     }

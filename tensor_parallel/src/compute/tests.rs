@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use ryzanstein_process_group::DType;
 
 use super::*;
-use crate::rotary::{Rotary, RotaryScaling};
+use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
 /// Returns small integers, different for every seed: their products and sums are exact in any order.
@@ -76,9 +76,7 @@ fn rms_norm_and_swiglu_are_what_their_formulas_say() {
 fn embedding_gives_zeros_for_what_it_does_not_hold() {
     let table = whole(&[2, 3], 1, DType::BF16);
     let host = Host::new(1);
-    let batch = host
-        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0, 4), &Rotary::new(2, 1e4, &RotaryScaling::None))
-        .unwrap();
+    let batch = host.batch(&[4, 3, 6, 5], &SlotMapping::from_position(0, 4), &Rotary::new(2, 1e4)).unwrap();
     let y = host.embed(&table, 4, &batch, DType::F32).unwrap();
     let values = table.values().unwrap();
     assert_eq!(y.values().unwrap()[..3], values[..3]);
@@ -96,7 +94,7 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
 
 /// Computes the attention of all positions at once.
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
-    let rotary = Rotary::new(4, 10_000.0, &RotaryScaling::None);
+    let rotary = Rotary::new(4, 10_000.0);
     let host = Host::new(threads);
     let mut cache = LayerCache::new(&host, [1, 1, 128, 4], DType::F32).unwrap();
     let mut out = Vec::new();
@@ -127,7 +125,7 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
 
 #[test]
 fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_another() {
-    let rotary = Rotary::new(4, 10_000.0, &RotaryScaling::None);
+    let rotary = Rotary::new(4, 10_000.0);
     let host = Host::new(2);
     let pass = |cache: &mut LayerCache, slots: SlotMapping, seeds: &[usize]| {
         let rows: Vec<f32> =
@@ -200,7 +198,7 @@ fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
 #[test]
 fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_products_overflow() {
     let host = Host::new(1);
-    let rotary = Rotary::new(4, 1e4, &RotaryScaling::None);
+    let rotary = Rotary::new(4, 1e4);
     let mut cache = LayerCache::new(&host, [2, 1, 8, 4], DType::F32).unwrap();
     let mut attend = |heads, kv_heads, slots: SlotMapping| {
         let batch = host.batch(&[0, 0], &slots, &rotary)?;
@@ -238,7 +236,7 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
 /// Computes attention in f64, over all positions at once: `[position, head, element]`.
 fn reference(qkv: &[f32], [rows, heads, kv_heads, head_dim]: [usize; 4], window: Option<usize>) -> Vec<f64> {
     let width = (heads + 2 * kv_heads) * head_dim;
-    let rotary = Rotary::new(head_dim, 10_000.0, &RotaryScaling::None);
+    let rotary = Rotary::new(head_dim, 10_000.0);
     let table = rotary.table((0..rows).map(|at| (at, rows)));
     let mut qkv = qkv.to_vec();
     for (i, row) in qkv.chunks_exact_mut(width).enumerate() {
@@ -286,7 +284,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
             instruction_set::supported().into_iter().flat_map(|set| cases.map(|case| (set, case)))
         {
             let host = Host::with_numerics(2, set, Numerics::Fast);
-            let rotary = Rotary::new(head_dim, 10_000.0, &RotaryScaling::None);
+            let rotary = Rotary::new(head_dim, 10_000.0);
             let mut cache = LayerCache::new(&host, [1, kv_heads, 256, head_dim], dtype).unwrap();
             let (mut got, mut position) = (Vec::new(), 0);
             for count in [130, 1, 70] {

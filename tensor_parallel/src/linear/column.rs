@@ -1,11 +1,10 @@
 //! A linear layer that holds a shard of its output features.
 
-use super::gather_columns;
-use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use super::{MergedColumnParallelLinear, gather_columns};
+use crate::checkpoint::Loader;
 use crate::communicator::Communicator;
 use crate::compute::Compute;
 use crate::error::Result;
-use crate::shard;
 use crate::tensor::Tensor;
 
 /// Options of a column-parallel layer.
@@ -20,10 +19,9 @@ pub struct ColumnOptions {
 /// `y = x · Wᵀ + b` with the output features sharded. The input is complete on every rank.
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
-    weight: Tensor,
-    bias: Option<Tensor>,
+    inner: MergedColumnParallelLinear,
     features: usize,
-    options: ColumnOptions,
+    gather_output: bool,
 }
 
 impl ColumnParallelLinear {
@@ -37,25 +35,8 @@ impl ColumnParallelLinear {
         (outputs, inputs): (usize, usize),
         options: ColumnOptions,
     ) -> Result<Self> {
-        let sharding = Sharding::Rows(shard::split_evenly(
-            &format!("outputs of `{name}`"),
-            outputs,
-            loader.world_size(),
-        )?);
-        let weight = loader.matrix(&[ShardedTensor {
-            name: &format!("{name}.weight"),
-            shape: &[outputs, inputs],
-            sharding: sharding.clone(),
-        }])?;
-        let mut bias = None;
-        if options.bias {
-            bias = Some(loader.vector(&[ShardedTensor {
-                name: &format!("{name}.bias"),
-                shape: &[outputs],
-                sharding,
-            }])?);
-        }
-        Ok(Self { weight, bias, features: outputs, options })
+        let inner = MergedColumnParallelLinear::load(loader, &[(name, outputs)], inputs, options.bias)?;
+        Ok(Self { inner, features: outputs, gather_output: options.gather_output })
     }
 
     /// Returns this rank's output features, or all of them with `gather_output`.
@@ -63,8 +44,8 @@ impl ColumnParallelLinear {
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let local = compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())?;
-        if self.options.gather_output {
+        let local = self.inner.forward(x, compute)?;
+        if self.gather_output {
             return gather_columns(&local, self.features, compute, group);
         }
         Ok(local)

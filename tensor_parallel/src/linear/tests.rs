@@ -7,7 +7,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup};
 
 use super::*;
-use crate::attention::{KvCache, ParallelAttention, Rotary, RotaryScaling};
+use crate::attention::{KvCache, ParallelAttention, Rotary};
 use crate::checkpoint::{Loader, MemorySource};
 use crate::compute::{Host, SlotMapping, instruction_set};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
@@ -337,11 +337,7 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
             };
             let host = Host::new(1);
             let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
-            let batch = host.batch(
-                &[0; 5],
-                &SlotMapping::from_position(0, 5),
-                &Rotary::new(4, 1e4, &RotaryScaling::None),
-            )?;
+            let batch = host.batch(&[0; 5], &SlotMapping::from_position(0, 5), &Rotary::new(4, 1e4))?;
             let x = whole(&[5, HIDDEN], 9);
             attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
         });
@@ -380,11 +376,8 @@ fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
         same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
             let host = Host::new(1);
-            let batch = host.batch(
-                &[0, last, 3, last / 2],
-                &SlotMapping::from_position(0, 4),
-                &Rotary::new(4, 1e4, &RotaryScaling::None),
-            )?;
+            let batch =
+                host.batch(&[0, last, 3, last / 2], &SlotMapping::from_position(0, 4), &Rotary::new(4, 1e4))?;
             VocabParallelEmbedding::new(weight).forward(&batch, DType::F32, &host, group)
         });
         same_on_all(&named, &[("all_gather", 1)], |loader, group| {
@@ -404,11 +397,7 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
         let weight = VocabularyWeight::load(loader, "e", 100, HIDDEN)?;
         let embedding = VocabParallelEmbedding::new(weight);
         let host = Host::new(1);
-        let batch = host.batch(
-            &[1, 100],
-            &SlotMapping::from_position(0, 2),
-            &Rotary::new(4, 1e4, &RotaryScaling::None),
-        )?;
+        let batch = host.batch(&[1, 100], &SlotMapping::from_position(0, 2), &Rotary::new(4, 1e4))?;
         let error = embedding.forward(&batch, DType::F32, &host, group).unwrap_err();
         assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
         Tensor::zeros(&[1], DType::F32)
@@ -451,11 +440,7 @@ fn attention_is_exact_where_softmax_is() {
         };
         let host = Host::new(1);
         let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
-        let batch = host.batch(
-            &[0; 5],
-            &SlotMapping::from_position(0, 5),
-            &Rotary::new(4, 1e4, &RotaryScaling::None),
-        )?;
+        let batch = host.batch(&[0; 5], &SlotMapping::from_position(0, 5), &Rotary::new(4, 1e4))?;
         let x = whole(&[5, HIDDEN], 9);
         attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
     });

@@ -14,7 +14,7 @@ use crate::checkpoint::SINGLE;
 use crate::checkpoint::other_format::{instead_of_model, refuse_adapter};
 use crate::error::{Error, Result};
 use crate::python_json;
-use crate::rotary::{Rotary, RotaryScaling};
+use crate::rotary::Rotary;
 
 /// All settings of a Llama-like model.
 #[derive(Clone, PartialEq, Debug)]
@@ -40,10 +40,8 @@ pub struct LlamaConfig {
     pub max_positions: usize,
     /// A constant that the norms add to the mean square.
     pub norm_epsilon: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// The scaling of the rotary frequencies.
-    pub rope_scaling: RotaryScaling,
+    /// The rotary frequencies.
+    pub rotary: Rotary,
     /// True if queries, keys and values have biases.
     pub qkv_bias: bool,
     /// True if the output projection of the attention has a bias.
@@ -117,11 +115,6 @@ impl LlamaConfig {
             }
         }
         Ok(parsed)
-    }
-
-    /// Returns the rotary frequencies.
-    pub fn rotary(&self) -> Rotary {
-        Rotary::new(self.head_dim, self.rope_theta, &self.rope_scaling)
     }
 }
 
@@ -238,8 +231,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
         head_dim,
         max_positions: rope.max_positions,
         norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        rope_theta: rope.theta,
-        rope_scaling: rope.scaling,
+        rotary: rope.rotary,
         qkv_bias: bias(&architecture.qkv_bias)?,
         output_bias: bias(&architecture.output_bias)?,
         mlp_bias: bias(&architecture.mlp_bias)?,

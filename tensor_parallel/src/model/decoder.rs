@@ -96,16 +96,17 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Returns an error if there are no pairs, or if a sequence does not exist or occurs twice; otherwise the errors of
     /// [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
-        let _span = tracing::info_span!("decode", sequences = tokens.len()).entered();
-        if self.model.stage().count > 1 {
-            let pairs: Vec<_> =
-                tokens.iter().map(|(sequence, token)| (*sequence, slice::from_ref(token))).collect();
-            return self.pass(&pairs, groups);
-        }
-        let (slots, tokens) = self.validate(tokens)?;
+        let pairs: Vec<_> =
+            tokens.iter().map(|(sequence, token)| (*sequence, slice::from_ref(token))).collect();
+        self.step(&pairs, groups)
+    }
+
+    /// Runs a pass of one token for each sequence, which is captured the second time.
+    fn captured_pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
+        let Mixed { tokens, slots, .. } = self.validate(pairs)?;
         let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
-        let (compute, rotary) = (&*model.compute, &model.rotary);
+        let (compute, rotary) = (&*model.compute, &model.config.rotary);
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
                 let pass = there.into_mut();
@@ -166,34 +167,27 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; otherwise
     /// the errors of [`Llama::forward`].
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
-        let singles: Option<Vec<_>> = pairs
-            .iter()
-            .map(|(sequence, tokens)| match tokens {
-                [token] => Some((*sequence, *token)),
-                _ => None,
-            })
-            .collect();
-        if let Some(tokens) = singles {
-            return self.decode(&tokens, groups);
+        let sequences = pairs.len();
+        if pairs.iter().any(|(_, tokens)| tokens.len() != 1) {
+            let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
+            let _span = tracing::info_span!("prefill", sequences, tokens).entered();
+            return self.pass(pairs, groups);
         }
-        let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
-        let _span = tracing::info_span!("prefill", sequences = pairs.len(), tokens).entered();
-        self.pass(pairs, groups)
+        let _span = tracing::info_span!("decode", sequences).entered();
+        if self.model.stage().count > 1 {
+            self.pass(pairs, groups)
+        } else {
+            self.captured_pass(pairs, groups)
+        }
     }
 
     /// Runs a pass that is never captured, with a micro-batch for each stage.
     fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
-        if pairs.is_empty() {
-            return Err(RequestError::NoSequences.into());
-        }
+        let Mixed { slots, .. } = self.validate(pairs)?;
         let Self { cache, model, logits, .. } = self;
-        // The whole request is checked before anything is computed.
-        let Mixed { tokens, slots, .. } = Mixed::of(pairs, cache)?;
-        model.check(&tokens)?;
-        slots.check(tokens.len())?;
         let micro_batch = |part: Range<usize>| {
             let Mixed { tokens, slots, last } = Mixed::of(&pairs[part], cache)?;
-            let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
+            let batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
             Ok(MicroBatch { batch, rows: last })
         };
         let count = model.stage().count.min(pairs.len());
@@ -204,16 +198,15 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok(logits)
     }
 
-    /// Checks the pairs before anything is computed. Returns the slots of the tokens, and the tokens.
-    fn validate(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
-        if tokens.is_empty() {
+    /// Checks a whole request before anything is computed.
+    fn validate(&self, pairs: &[(usize, &[u32])]) -> Result<Mixed> {
+        if pairs.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
-        let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.next_position(*sequence, 1)?));
-        let single = tokens.iter().map(place).collect::<Result<_>>()?;
-        let tokens: Vec<u32> = tokens.iter().map(|(_, token)| *token).collect();
-        self.model.check(&tokens)?;
-        Ok((SlotMapping { single, runs: Vec::new() }, tokens))
+        let all = Mixed::of(pairs, &self.cache)?;
+        self.model.check(&all.tokens)?;
+        all.slots.check(all.tokens.len())?;
+        Ok(all)
     }
 
     /// Removes a sequence, so that another can take its number.
@@ -246,7 +239,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     }
 }
 
-/// The tokens of a pass in which some sequences have several, in the order of the slots: single tokens first.
+/// The tokens of a pass in which sequences may have several, in the order of the slots: single tokens first.
 struct Mixed {
     tokens: Vec<u32>,
     slots: SlotMapping,

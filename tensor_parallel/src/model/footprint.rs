@@ -12,7 +12,7 @@ use crate::compute::Sizing;
 use crate::compute::cuda::FIXED_BYTES;
 use crate::error::{Error, Result};
 use crate::gpu::class;
-use crate::shard;
+use crate::shard::{self, HeadShard};
 
 /// The memory of one rank on a GPU, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,18 +52,17 @@ pub fn footprint(
     let weights = kept.load(Ordering::Relaxed);
     model.caches(sequences, positions)?;
     let kv_cache = kept.load(Ordering::Relaxed) - weights;
-    let pass = Pass::of(config, world_size, dtype)?;
+    let too_many = || Error::input("passes of more bytes than can be counted");
     let of_pass = |tokens, logits| {
-        pass.bytes(tokens, logits).ok_or_else(|| Error::input("a pass of more bytes than can be counted"))
+        let heads = &shard::split_heads(config.heads, config.kv_heads, world_size)?[0];
+        pass(config, world_size, heads, dtype, (tokens, logits)).ok_or_else(too_many)
     };
-    let workspace = of_pass(positions, 1)?
-        .checked_add(of_pass(sequences, sequences)?)
-        .and_then(|passes| passes.checked_add(FIXED_BYTES))
-        .ok_or_else(|| Error::input("passes of more bytes than can be counted"))?;
+    let passes = of_pass(positions, 1)?.checked_add(of_pass(sequences, sequences)?);
+    let workspace = passes.and_then(|passes| passes.checked_add(FIXED_BYTES)).ok_or_else(too_many)?;
     let embedding = if config.tied_embeddings {
         0
     } else {
-        (pass.vocabulary_share * config.hidden * dtype.size()) as u64
+        (vocabulary_share(config, world_size) * config.hidden * dtype.size()) as u64
     };
     let read_per_step = weights - embedding + kv_read(config, kv_cache, positions);
     Ok(Footprint { weights, kv_cache, workspace: workspace as u64, read_per_step })
@@ -77,71 +76,47 @@ fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
     (kv_cache as f64 * share) as u64
 }
 
-/// Widths of the tensors of a forward pass on one rank, in elements.
-struct Pass {
-    hidden: usize,
-    queries: usize,
-    qkv: usize,
-    intermediate: usize,
-    vocabulary: usize,
-    vocabulary_share: usize,
-    world_size: usize,
-    head_dim: usize,
-    /// True if the rotary frequencies depend on the length of a sequence.
-    depends_on_length: bool,
-    /// Size of an activation in bytes.
-    size: usize,
-    /// True if a bias is added in f32 before the result of several rows is rounded to its type.
-    wide_qkv: bool,
-    wide_mlp: bool,
+fn vocabulary_share(config: &LlamaConfig, world_size: usize) -> usize {
+    shard::padded_vocabulary(config.vocabulary, world_size) / world_size
 }
 
-impl Pass {
-    fn of(config: &LlamaConfig, world_size: usize, dtype: DType) -> Result<Self> {
-        let heads = &shard::split_heads(config.heads, config.kv_heads, world_size)?[0];
-        let queries = heads.query.len() * config.head_dim;
-        let is_half = dtype != DType::F32;
-        Ok(Self {
-            hidden: config.hidden,
-            queries,
-            qkv: queries + 2 * heads.kv.len() * config.head_dim,
-            intermediate: config.intermediate / world_size,
-            vocabulary: config.vocabulary,
-            vocabulary_share: shard::padded_vocabulary(config.vocabulary, world_size) / world_size,
-            world_size,
-            head_dim: config.head_dim,
-            depends_on_length: config.rotary().depends_on_length(),
-            size: dtype.size(),
-            wide_qkv: is_half && config.qkv_bias,
-            wide_mlp: is_half && config.mlp_bias,
-        })
-    }
-
-    /// Returns the maximum bytes of the tensors that are alive at the same time in a pass of `rows` tokens that returns `logits`
-    /// rows of logits: see `Block::forward` and `Llama::logits_after`. Returns `None` on overflow.
-    fn bytes(&self, rows: usize, logits: usize) -> Option<usize> {
-        let block = |rows: usize, width: usize, size: usize| {
-            rows.checked_mul(width)?.checked_mul(size).filter(|b| *b < 1 << 60).map(class)
-        };
-        let f32 = size_of::<f32>();
-        let of = |width| block(rows, width, self.size);
-        // Slots and tokens, with the frequencies, which may differ by sequence; sines and cosines.
-        let frequencies = if self.depends_on_length { logits } else { 1 }.checked_mul(self.head_dim / 2)?;
-        let batch = block(1, 3 * rows + frequencies, f32)? + block(rows, self.head_dim, f32)?;
-        let (hidden, qkv, queries) = (of(self.hidden)?, of(self.qkv)?, of(self.queries)?);
-        let (inner, gate_up) = (of(self.intermediate)?, of(2 * self.intermediate)?);
-        let wide = |is_wide: bool, width| if is_wide && rows > 1 { block(rows, width, f32) } else { Some(0) };
-        // In addition to the layer's input and its norm: the projections, then the attended heads, then the output.
-        let attention =
-            2 * hidden + (qkv + wide(self.wide_qkv, self.qkv)?.max(queries)).max(queries + hidden);
-        // In addition to those and the attention's output with its norm: gate and up, their product, then the output.
-        let mlp = 4 * hidden
-            + (gate_up + wide(self.wide_mlp, 2 * self.intermediate)?.max(inner)).max(inner + hidden);
-        // The last rows, this rank's logits, those of all ranks, and those without padding.
-        let share = block(logits, self.vocabulary_share, f32)?;
-        let all = block(logits, self.vocabulary_share * self.world_size, f32)?;
-        let head =
-            block(logits, self.hidden, self.size)? + share + all + block(logits, self.vocabulary, f32)?;
-        Some(batch + attention.max(mlp).max(head))
-    }
+/// Returns the maximum bytes of the tensors that are alive at the same time on one rank in a pass of `rows` tokens that returns
+/// `logits` rows of logits: see `Block::forward` and `Llama::logits_after`. Returns `None` on overflow.
+fn pass(
+    config: &LlamaConfig,
+    world_size: usize,
+    heads: &HeadShard,
+    dtype: DType,
+    (rows, logits): (usize, usize),
+) -> Option<usize> {
+    let block = |rows: usize, width: usize, size: usize| {
+        rows.checked_mul(width)?.checked_mul(size).filter(|b| *b < 1 << 60).map(class)
+    };
+    let (f32, size) = (size_of::<f32>(), dtype.size());
+    let of = |width| block(rows, width, size);
+    let queries_width = heads.query.len() * config.head_dim;
+    let qkv_width = queries_width + 2 * heads.kv.len() * config.head_dim;
+    let intermediate = config.intermediate / world_size;
+    // Slots and tokens, with the frequencies, which may differ by sequence; sines and cosines.
+    let sets = if config.rotary.depends_on_length() { logits } else { 1 };
+    let frequencies = sets.checked_mul(config.head_dim / 2)?;
+    let batch = block(1, 3 * rows + frequencies, f32)? + block(rows, config.head_dim, f32)?;
+    let (hidden, qkv, queries) = (of(config.hidden)?, of(qkv_width)?, of(queries_width)?);
+    let (inner, gate_up) = (of(intermediate)?, of(2 * intermediate)?);
+    // A bias is added in f32 before the result of several rows is rounded to its type.
+    let wide = |bias: bool, width| {
+        if bias && dtype != DType::F32 && rows > 1 { block(rows, width, f32) } else { Some(0) }
+    };
+    // In addition to the layer's input and its norm: the projections, then the attended heads, then the output.
+    let attention = 2 * hidden + (qkv + wide(config.qkv_bias, qkv_width)?.max(queries)).max(queries + hidden);
+    // In addition to those and the attention's output with its norm: gate and up, their product, then the output.
+    let mlp =
+        4 * hidden + (gate_up + wide(config.mlp_bias, 2 * intermediate)?.max(inner)).max(inner + hidden);
+    // The last rows, this rank's logits, those of all ranks, and those without padding.
+    let share = vocabulary_share(config, world_size);
+    let head = block(logits, config.hidden, size)?
+        + block(logits, share, f32)?
+        + block(logits, share * world_size, f32)?
+        + block(logits, config.vocabulary, f32)?;
+    Some(batch + attention.max(mlp).max(head))
 }

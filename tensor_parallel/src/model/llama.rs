@@ -15,7 +15,6 @@ use crate::error::{ConfigurationError, Error, RequestError, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
 use crate::mlp::ParallelMlp;
 use crate::norm::RmsNorm;
-use crate::rotary::Rotary;
 use crate::shard;
 use crate::tensor::Tensor;
 
@@ -34,7 +33,6 @@ pub struct Llama {
     pub(crate) compute: Box<dyn Compute>,
     dtype: DType,
     kv_heads: usize,
-    pub(super) rotary: Rotary,
     stage: Stage,
     /// The embedding, on the first stage.
     embedding: Option<VocabParallelEmbedding>,
@@ -163,7 +161,6 @@ impl Llama {
             compute,
             dtype,
             kv_heads,
-            rotary: config.rotary(),
             stage,
             embedding: tokens.filter(|_| stage.is_first()).map(VocabParallelEmbedding::new),
             blocks,
@@ -252,7 +249,7 @@ impl Llama {
         self.check(tokens)?;
         let position = cache.next_position(0, tokens.len())?;
         let slots = SlotMapping::from_position(position, tokens.len());
-        let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
+        let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
         let logits =
             self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;
         cache.advance(&slots);

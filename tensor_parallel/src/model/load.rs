@@ -267,7 +267,7 @@ impl Llama {
         // Detects the most likely failures of a rank, lack of memory or of the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {
-            self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.rotary)?;
+            self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.config.rotary)?;
             Ok(cache)
         });
         let mut cache = check_all_ranks(ready, groups)?;
@@ -287,12 +287,12 @@ impl Llama {
         self.report = LoadReport {
             checkpoint_bytes: checkpoint.map_or(0, Checkpoint::total_bytes),
             bytes_read: checkpoint.map_or(0, Checkpoint::bytes_read),
-            elapsed: started.elapsed(),
+            seconds: started.elapsed().as_secs_f64(),
         };
         tracing::debug!(
             bytes_read = self.report.bytes_read,
             checkpoint_bytes = self.report.checkpoint_bytes,
-            seconds = self.report.elapsed.as_secs_f64(),
+            seconds = self.report.seconds,
             dtype = %self.dtype(),
             "model loaded"
         );

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::json::{JsonObject, missing, shortened};
-use crate::rotary::{Rotary, RotaryScaling};
+use crate::rotary::Rotary;
 
 /// The supported types of scaling.
 const TYPES: [&str; 6] = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"];
@@ -13,20 +13,22 @@ const MOST_POSITIONS: f64 = (1u64 << 31) as f64;
 
 /// The rotary settings of a model.
 pub(super) struct Rope {
-    pub(super) theta: f64,
-    pub(super) scaling: RotaryScaling,
+    pub(super) rotary: Rotary,
     /// The maximum sequence length.
     pub(super) max_positions: usize,
     /// A setting that is ignored.
     pub(super) remark: Option<String>,
 }
 
+/// Base frequency, type and scaling, with the number of positions that the scaling extends the model to, or 0.
+type Scaled = (f64, &'static str, Rotary, f64);
+
 /// Parses the rotary settings. `positions` is `max_position_embeddings`.
 pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) -> Result<Rope, String> {
     let settings = Settings {
         theta: keys.number("rope_theta")?.unwrap_or(10_000.0),
         original: keys.number("original_max_position_embeddings")?,
-        frequencies: head_dim / 2,
+        head_dim,
         positions: positions as f64,
     };
     let new = settings.parse(keys, "rope_parameters")?;
@@ -36,21 +38,14 @@ pub(super) fn parse(keys: &JsonObject<'_>, head_dim: usize, positions: usize) ->
                     it; remove the one that does not belong to the weights"
             .into());
     }
-    let (theta, kind, scaling) = new.or(old).unwrap_or((settings.theta, "default", RotaryScaling::None));
+    let plain = || (settings.theta, "default", Rotary::new(head_dim, settings.theta), 0.0);
+    let (theta, kind, rotary, extended) = new.or(old).unwrap_or_else(plain);
     let remark = partial_rotary_factor(keys, kind, head_dim)?;
-    let extended = match scaling {
-        RotaryScaling::Linear { factor } | RotaryScaling::Dynamic { factor, .. } => {
-            factor * settings.positions
-        }
-        RotaryScaling::Yarn { factor, original_positions, .. }
-        | RotaryScaling::LongRope { factor, original_positions, .. } => factor * original_positions,
-        RotaryScaling::None | RotaryScaling::Llama3 { .. } => 0.0,
-    };
     let max_positions = positions.max(extended.min(MOST_POSITIONS) as usize);
-    if !Rotary::new(head_dim, theta, &scaling).is_finite(max_positions) {
+    if !rotary.is_finite(max_positions) {
         return Err(infinite(kind, theta, head_dim));
     }
-    Ok(Rope { theta, scaling, max_positions, remark })
+    Ok(Rope { rotary, max_positions, remark })
 }
 
 /// Returns a remark if `partial_rotary_factor` is ignored. In transformers, these architectures rotate whole heads: unscaled
@@ -85,19 +80,14 @@ struct Settings {
     theta: f64,
     /// `original_max_position_embeddings`, which transformers prefers to that within the object.
     original: Option<f64>,
-    /// Number of rotary frequencies.
-    frequencies: usize,
+    head_dim: usize,
     /// `max_position_embeddings`
     positions: f64,
 }
 
 impl Settings {
     /// Parses the object of a key: base frequency, type and scaling. As in transformers, an empty object counts as missing.
-    fn parse(
-        &self,
-        keys: &JsonObject<'_>,
-        key: &str,
-    ) -> Result<Option<(f64, &'static str, RotaryScaling)>, String> {
+    fn parse(&self, keys: &JsonObject<'_>, key: &str) -> Result<Option<Scaled>, String> {
         let map = keys.optional(key, "an object", Value::as_object)?;
         let Some(map) = map.filter(|map| !map.is_empty()) else { return Ok(None) };
         if map.values().any(Value::is_object) {
@@ -106,7 +96,7 @@ impl Settings {
         self.within(&JsonObject(map)).map(Some).map_err(|reason| format!("`{key}`: {reason}"))
     }
 
-    fn within(&self, keys: &JsonObject<'_>) -> Result<(f64, &'static str, RotaryScaling), String> {
+    fn within(&self, keys: &JsonObject<'_>) -> Result<Scaled, String> {
         let theta = keys.number("rope_theta")?.unwrap_or(self.theta);
         let named = match keys.text("rope_type")? {
             Some(kind) => kind,
@@ -116,18 +106,22 @@ impl Settings {
         let kind = kind.ok_or_else(|| {
             format!("rope type `{}` is not supported, only {}", shortened(named), TYPES.join(", "))
         })?;
-        let scaling = match kind {
-            "linear" => RotaryScaling::Linear { factor: required(keys, "factor")? },
-            "dynamic" => RotaryScaling::Dynamic {
-                factor: required(keys, "factor")?,
-                original_positions: self.positions,
-            },
+        let (head_dim, positions) = (self.head_dim, self.positions);
+        let (rotary, extended) = match kind {
+            "linear" => {
+                let factor = required(keys, "factor")?;
+                (Rotary::linear(head_dim, theta, factor), factor * positions)
+            }
+            "dynamic" => {
+                let factor = required(keys, "factor")?;
+                (Rotary::dynamic(head_dim, theta, factor, positions), factor * positions)
+            }
             "yarn" => self.yarn(keys, theta)?,
-            "longrope" => self.longrope(keys)?,
-            "llama3" => self.llama3(keys)?,
-            _ => RotaryScaling::None,
+            "longrope" => self.longrope(keys, theta)?,
+            "llama3" => (self.llama3(keys, theta)?, 0.0),
+            _ => (Rotary::new(head_dim, theta), 0.0),
         };
-        Ok((theta, kind, scaling))
+        Ok((theta, kind, rotary, extended))
     }
 
     fn original(&self, keys: &JsonObject<'_>) -> Result<f64, String> {
@@ -135,14 +129,14 @@ impl Settings {
         Ok(self.original.or(within).unwrap_or(self.positions))
     }
 
-    fn yarn(&self, keys: &JsonObject<'_>, theta: f64) -> Result<RotaryScaling, String> {
+    fn yarn(&self, keys: &JsonObject<'_>, theta: f64) -> Result<(Rotary, f64), String> {
         if theta == 1.0 {
-            return Err(infinite("yarn", theta, 2 * self.frequencies));
+            return Err(infinite("yarn", theta, self.head_dim));
         }
-        let original_positions = self.original(keys)?;
+        let original = self.original(keys)?;
         let factor = match keys.number("factor")? {
             // As in transformers, the key must be there.
-            None if keys.0.contains_key("factor") => self.positions / original_positions,
+            None if keys.0.contains_key("factor") => self.positions / original,
             None => return Err(missing("factor")),
             Some(factor) => factor,
         };
@@ -158,50 +152,38 @@ impl Settings {
                 (None, Some(mscale), Some(all)) => scale(mscale) / scale(all),
                 _ => scale(1.0),
             };
-        Ok(RotaryScaling::Yarn {
-            factor,
-            beta_fast: number("beta_fast")?.unwrap_or(32.0),
-            beta_slow: number("beta_slow")?.unwrap_or(1.0),
-            truncate: !keys.0.contains_key("truncate") || keys.flag("truncate")?,
-            attention_factor,
-            original_positions,
-        })
+        let turns = [number("beta_fast")?.unwrap_or(32.0), number("beta_slow")?.unwrap_or(1.0)];
+        let truncate = !keys.0.contains_key("truncate") || keys.flag("truncate")?;
+        let rotary = Rotary::yarn(self.head_dim, theta, factor, original, turns, truncate);
+        Ok((rotary.amplified(attention_factor), factor * original))
     }
 
-    fn longrope(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, String> {
+    fn longrope(&self, keys: &JsonObject<'_>, theta: f64) -> Result<(Rotary, f64), String> {
+        let count = self.head_dim / 2;
         let list = |key| {
             let positive = |v: &Value| v.as_f64().filter(|n| *n > 0.0).map(|n| n as f32);
             let list = keys.get(key).ok_or_else(|| missing(key))?;
             let numbers: Option<Vec<f32>> =
                 list.as_array().and_then(|list| list.iter().map(positive).collect());
-            numbers.filter(|numbers| numbers.len() == self.frequencies).ok_or_else(|| {
-                let count = self.frequencies;
+            numbers.filter(|numbers| numbers.len() == count).ok_or_else(|| {
                 format!("`{key}` must be a list of {count} positive numbers, one for each pair of elements of a head")
             })
         };
-        let original_positions = self.original(keys)?;
-        let factor = keys.number("factor")?.unwrap_or(self.positions / original_positions);
-        let inferred = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_positions.ln()).sqrt() };
-        Ok(RotaryScaling::LongRope {
-            factor,
-            short: list("short_factor")?,
-            long: list("long_factor")?,
-            attention_factor: keys.number("attention_factor")?.unwrap_or(inferred),
-            original_positions,
-        })
+        let original = self.original(keys)?;
+        let factor = keys.number("factor")?.unwrap_or(self.positions / original);
+        let inferred = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+        let (short, long) = (list("short_factor")?, list("long_factor")?);
+        let rotary = Rotary::longrope(self.head_dim, theta, original, &short, &long);
+        Ok((rotary.amplified(keys.number("attention_factor")?.unwrap_or(inferred)), factor * original))
     }
 
-    fn llama3(&self, keys: &JsonObject<'_>) -> Result<RotaryScaling, String> {
+    fn llama3(&self, keys: &JsonObject<'_>, theta: f64) -> Result<Rotary, String> {
         let (low, high) = (required(keys, "low_freq_factor")?, required(keys, "high_freq_factor")?);
         if high <= low {
             return Err(format!("`high_freq_factor` {high} must be greater than `low_freq_factor` {low}"));
         }
-        Ok(RotaryScaling::Llama3 {
-            factor: required(keys, "factor")?,
-            low_frequency_factor: low,
-            high_frequency_factor: high,
-            original_positions: self.original(keys)?,
-        })
+        let (factor, original) = (required(keys, "factor")?, self.original(keys)?);
+        Ok(Rotary::llama3(self.head_dim, theta, factor, original, [low, high]))
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::plan::unused;
 use super::*;
 use crate::error::{Error, Result};
-use crate::rotary::RotaryScaling;
+use crate::rotary::Rotary;
 
 fn base() -> Value {
     json!({
@@ -33,7 +33,7 @@ fn refused(changes: &Value) -> String {
 fn missing_keys_have_the_defaults_of_the_architecture() {
     let llama = with(&json!({})).unwrap();
     assert_eq!((llama.head_dim, llama.norm_epsilon, llama.max_positions), (8, 1e-6, 2048));
-    assert_eq!((llama.rope_theta, llama.rope_scaling), (10_000.0, RotaryScaling::None));
+    assert_eq!(llama.rotary, Rotary::new(8, 10_000.0));
     assert!(!llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.tied_embeddings);
     assert_eq!((llama.sliding_windows, llama.eos_tokens), (vec![None; 2], vec![2]));
 
@@ -66,25 +66,20 @@ fn rotary_settings_are_read_in_the_old_and_the_new_form() {
     let scaling = json!({
         "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
     });
-    let llama3 = RotaryScaling::Llama3 {
-        factor: 8.0,
-        low_frequency_factor: 1.0,
-        high_frequency_factor: 4.0,
-        original_positions: 128.0,
-    };
+    let llama3 = |theta| Rotary::llama3(8, theta, 8.0, 128.0, [1.0, 4.0]);
     let mut old = scaling.clone();
     old["rope_type"] = "llama3".into();
     let config = with(&json!({ "rope_theta": 5e5, "rope_scaling": old })).unwrap();
-    assert_eq!((config.rope_theta, config.rope_scaling), (5e5, llama3.clone()));
+    assert_eq!(config.rotary, llama3(5e5));
     let mut new = old;
     new["rope_theta"] = 7e4.into();
     let config = with(&json!({ "rope_parameters": new })).unwrap();
-    assert_eq!((config.rope_theta, config.rope_scaling), (7e4, llama3));
+    assert_eq!(config.rotary, llama3(7e4));
     let linear = json!({ "type": "linear", "factor": 2 });
     // Both, of one meaning, and an empty object, which counts as missing.
     for more in [json!(null), json!({ "rope_type": "linear", "factor": 2, "rope_theta": 1e4 }), json!({})] {
         let config = with(&json!({ "rope_scaling": linear, "rope_parameters": more })).unwrap();
-        assert_eq!(config.rope_scaling, RotaryScaling::Linear { factor: 2.0 });
+        assert_eq!(config.rotary, Rotary::linear(8, 1e4, 2.0));
     }
 }
 
@@ -95,15 +90,10 @@ fn missing_rotary_settings_are_those_of_transformers() {
             "max_position_embeddings": 64, "original_max_position_embeddings": settings["top"], "rope_scaling": settings,
         });
         let config = with(&changes).unwrap();
-        (config.rope_scaling, config.max_positions)
+        (config.rotary, config.max_positions)
     };
-    let yarn = |factor, attention_factor, original_positions| RotaryScaling::Yarn {
-        factor,
-        beta_fast: 32.0,
-        beta_slow: 1.0,
-        truncate: true,
-        attention_factor,
-        original_positions,
+    let yarn = |factor, amplitude, original| {
+        Rotary::yarn(8, 1e4, factor, original, [32.0, 1.0], true).amplified(amplitude)
     };
     let inferred = 0.1 * 4f64.ln() + 1.0;
     let mut settings = json!({ "type": "yarn", "factor": 4 });
@@ -126,22 +116,17 @@ fn missing_rotary_settings_are_those_of_transformers() {
 
     let (short, long) = (vec![1.0, 1.0, 2.0, 2.0], vec![1.0, 2.0, 3.0, 4.0]);
     let mut settings = json!({ "type": "longrope", "short_factor": short, "long_factor": long });
-    let longrope = |factor, attention_factor, original_positions| RotaryScaling::LongRope {
-        factor,
-        short: short.clone(),
-        long: long.clone(),
-        attention_factor,
-        original_positions,
-    };
-    assert_eq!(scaling(settings.clone()), (longrope(1.0, 1.0, 64.0), 64));
+    let longrope =
+        |amplitude, original| Rotary::longrope(8, 1e4, original, &short, &long).amplified(amplitude);
+    assert_eq!(scaling(settings.clone()), (longrope(1.0, 64.0), 64));
     settings["original_max_position_embeddings"] = 16.into();
     let inferred = (1.0 + 4f64.ln() / 16f64.ln()).sqrt();
-    assert_eq!(scaling(settings.clone()), (longrope(4.0, inferred, 16.0), 64));
+    assert_eq!(scaling(settings.clone()), (longrope(inferred, 16.0), 64));
     settings["factor"] = 8.into();
     settings["attention_factor"] = 1.5.into();
-    assert_eq!(scaling(settings), (longrope(8.0, 1.5, 16.0), 128));
+    assert_eq!(scaling(settings), (longrope(1.5, 16.0), 128));
 
-    let dynamic = RotaryScaling::Dynamic { factor: 2.5, original_positions: 64.0 };
+    let dynamic = Rotary::dynamic(8, 1e4, 2.5, 64.0);
     assert_eq!(scaling(json!({ "type": "dynamic", "factor": 2.5 })), (dynamic, 160));
 }
 
@@ -336,7 +321,7 @@ fn a_part_of_a_head_is_rotated_nowhere() {
             json!({ "rope_scaling": within(&plain) }),
         ] {
             let config = with(&changes).unwrap();
-            assert_eq!(config.rotary(), with(&json!({})).unwrap().rotary(), "{changes}");
+            assert_eq!(config.rotary, with(&json!({})).unwrap().rotary, "{changes}");
             assert_eq!(config.remarks.is_empty(), is_whole, "{changes}");
         }
         for changes in [

@@ -19,8 +19,8 @@ use pulp::{Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
 
 use super::exponential::exp;
+use super::host::Host;
 use super::operations::{AttentionCall, HeadNorms, LayerCache};
-use super::processor::Processor;
 #[cfg(target_arch = "x86_64")]
 use super::product::amx::Tiles;
 use super::product::simd;
@@ -42,7 +42,7 @@ const QUERIES_OF_TILES: usize = 128;
 const LANES: usize = 16;
 
 pub(super) fn attention(
-    processor: &Processor,
+    host: &Host,
     qkv: &Tensor,
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
@@ -59,24 +59,24 @@ pub(super) fn attention(
         }
         None => None,
     };
-    let rotated: Array<f32> = processor.built([rows, width], |i, row| {
-        processor.widen(stored, i * width..(i + 1) * width, row);
+    let rotated: Array<f32> = host.built([rows, width], |i, row| {
+        host.widen(stored, i * width..(i + 1) * width, row);
         let (turned, _) = row.split_at_mut((heads + kv_heads) * head_dim);
         if let Some((of_queries, of_keys, epsilon)) = &norms {
             let (queries, keys) = turned.split_at_mut(heads * head_dim);
-            rows::normalize_heads(processor.arch(), queries, of_queries, *epsilon);
-            rows::normalize_heads(processor.arch(), keys, of_keys, *epsilon);
+            rows::normalize_heads(host.products.arch(), queries, of_queries, *epsilon);
+            rows::normalize_heads(host.products.arch(), keys, of_keys, *epsilon);
         }
-        rows::rotate(processor.arch(), rotary, i, head_dim, turned);
+        rows::rotate(host.products.arch(), rotary, i, head_dim, turned);
     });
     for (row, slot) in rotated.chunks_exact(width).zip(&slots) {
-        store(processor, cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
+        store(host, cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
     }
 
     let group = heads / kv_heads * head_dim;
     let (keys, values) = (cache.keys.host()?, cache.values.host()?);
     let cache = &*cache;
-    let queries = if processor.instruction_set() == InstructionSet::Amx { QUERIES_OF_TILES } else { QUERIES };
+    let queries = if host.products.set() == InstructionSet::Amx { QUERIES_OF_TILES } else { QUERIES };
     let together = (queries * head_dim / group).max(1);
     let some_rows = |head: usize, first: usize, out: &mut [f32]| {
         let (mut first, mut out) = (first, out);
@@ -93,7 +93,7 @@ pub(super) fn attention(
                 rotated[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
             let of_head = cache.offset(sequence, head, 0);
             let queries = Queries { rows: rows.collect(), seen, head_dim, out: these };
-            attend(processor, queries, (keys, of_head), (values, of_head));
+            attend(host, queries, (keys, of_head), (values, of_head));
             (first, out) = (first + count, others);
         }
     };
@@ -107,11 +107,11 @@ pub(super) fn attention(
                 parts.push((head, part * together, out));
             }
         }
-        processor.threads().for_each(is_worth_it, parts.into_iter(), |(head, first, out)| {
+        host.threads.for_each(is_worth_it, parts.into_iter(), |(head, first, out)| {
             some_rows(head, first, out.zeros());
         });
     });
-    processor.build([rows, heads * head_dim], qkv.dtype(), |row, to| {
+    host.build([rows, heads * head_dim], qkv.dtype(), |row, to| {
         for (head, to) in to.chunks_exact_mut(group).enumerate() {
             to.copy_from_slice(&out[(head * rows + row) * group..][..group]);
         }
@@ -120,21 +120,21 @@ pub(super) fn attention(
 
 /// Computes attention with the fastest method for the number of queries. `keys` and `values` are the caches, each with the index
 /// at which the head begins.
-fn attend(processor: &Processor, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
+fn attend(host: &Host, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
     #[cfg(target_arch = "x86_64")]
     if let (Storage::BF16(k), Storage::BF16(v)) = (keys.0, values.0)
-        && processor.instruction_set() == InstructionSet::Amx
+        && host.products.set() == InstructionSet::Amx
         && tiles::is_worth_it(&queries)
     {
-        tiles::attend(&Tiles::new(), processor.arch(), queries, [&k[keys.1..], &v[values.1..]]);
+        tiles::attend(&Tiles::new(), host.products.arch(), queries, [&k[keys.1..], &v[values.1..]]);
         return;
     }
-    processor.arch().dispatch(OfVectors { queries, keys, values });
+    host.products.arch().dispatch(OfVectors { queries, keys, values });
 }
 
 /// Writes the keys and values of one position to the cache, rounded to its type.
 fn store(
-    processor: &Processor,
+    host: &Host,
     cache: &mut LayerCache,
     kv: &[f32],
     (sequence, position): (usize, usize),
@@ -145,7 +145,7 @@ fn store(
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
             for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
-                rows::narrow(processor.arch(), from, &mut to[at..at + head_dim]);
+                rows::narrow(host.products.arch(), from, &mut to[at..at + head_dim]);
             }
         });
     }
