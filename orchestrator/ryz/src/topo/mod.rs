@@ -22,8 +22,9 @@ pub struct Topology {
     pub preset: Option<&'static str>,
     /// The devices: GPUs, then network adapters.
     pub devices: Vec<Device>,
-    /// The path from each device to each, in the order of `devices`.
-    pub matrix: Vec<Vec<LinkKind>>,
+    /// The path from each device to each, in the order of `devices`; `None` to itself.
+    #[serde(serialize_with = "names")]
+    pub matrix: Vec<Vec<Option<PairPath>>>,
     /// The NUMA nodes of the machine.
     pub numa_nodes: Vec<NumaNode>,
     /// The number of ranks that should share a layer, and the reason; `None` without GPUs.
@@ -55,44 +56,27 @@ enum Kind {
     Adapter,
 }
 
-/// The path from one device to another, named as by `nvidia-smi topo -m`: `X`, `NV18`, `PIX`, `SYS`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LinkKind {
-    /// The device itself.
-    Itself,
-    /// The path to another device.
-    To(PairPath),
+/// Returns the name of a path in the matrix, as by `nvidia-smi topo -m`: `X` for the device itself, `NV18`, `PIX`, `SYS`.
+fn name(path: Option<PairPath>) -> String {
+    path.map_or_else(|| "X".into(), PairPath::short)
 }
 
-impl LinkKind {
-    /// Returns the name in the matrix.
-    pub fn name(self) -> String {
-        match self {
-            Self::Itself => "X".into(),
-            Self::To(path) => path.short(),
-        }
-    }
-
-    /// Returns the meaning of the name; `None` for the device itself.
-    const fn meaning(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Itself => return None,
-            Self::To(PairPath::Nvlink(_)) => "this number of NVLinks",
-            Self::To(PairPath::Board) => "one board",
-            Self::To(PairPath::Switch) => "one PCIe switch",
-            Self::To(PairPath::Switches) => "several PCIe switches",
-            Self::To(PairPath::HostBridge) => "a PCIe host bridge: the processor",
-            Self::To(PairPath::Node) => "PCIe host bridges of one NUMA node",
-            Self::To(PairPath::System) => "the link between NUMA nodes",
-            Self::To(PairPath::Unknown) => "not reported",
-        })
+/// Returns the meaning of that name.
+const fn meaning(path: PairPath) -> &'static str {
+    match path {
+        PairPath::Nvlink(_) => "this number of NVLinks",
+        PairPath::Board => "one board",
+        PairPath::Switch => "one PCIe switch",
+        PairPath::Switches => "several PCIe switches",
+        PairPath::HostBridge => "a PCIe host bridge: the processor",
+        PairPath::Node => "PCIe host bridges of one NUMA node",
+        PairPath::System => "the link between NUMA nodes",
+        PairPath::Unknown => "not reported",
     }
 }
 
-impl Serialize for LinkKind {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.name())
-    }
+fn names<S: Serializer>(matrix: &[Vec<Option<PairPath>>], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(matrix.iter().map(|row| row.iter().copied().map(name).collect::<Vec<_>>()))
 }
 
 /// A device and its position.
@@ -112,9 +96,9 @@ impl Topology {
         let adapters = adapters(&hardware.network.interfaces, &hardware.network.infiniband);
         let placed: Vec<Placed> = gpus(driver).into_iter().chain(adapters).collect();
         let way = |(i, a): (usize, &Placed), (j, b): (usize, &Placed)| match (a.gpu, b.gpu) {
-            _ if i == j => LinkKind::Itself,
-            (Some(a), Some(b)) => LinkKind::To(driver_path(driver, a, b)),
-            _ => LinkKind::To(match (&a.place, &b.place) {
+            _ if i == j => None,
+            (Some(a), Some(b)) => Some(driver_path(driver, a, b)),
+            _ => Some(match (&a.place, &b.place) {
                 (Some(a), Some(b)) => pci_path(a, b),
                 _ => PairPath::Unknown,
             }),
@@ -168,18 +152,11 @@ impl Topology {
 
     /// Returns the names in the matrix with their meanings, each once, the best first.
     fn legend(&self) -> Vec<(String, &'static str)> {
-        let mut ways: Vec<PairPath> = self
-            .columns()
-            .iter()
-            .flat_map(|column| &self.matrix[*column])
-            .filter_map(|way| match way {
-                LinkKind::Itself => None,
-                LinkKind::To(path) => Some(*path),
-            })
-            .collect();
+        let mut ways: Vec<PairPath> =
+            self.columns().iter().flat_map(|column| self.matrix[*column].iter().flatten().copied()).collect();
         ways.sort_unstable();
         ways.dedup();
-        ways.into_iter().filter_map(|path| Some((path.short(), LinkKind::To(path).meaning()?))).collect()
+        ways.into_iter().map(|path| (path.short(), meaning(path))).collect()
     }
 }
 

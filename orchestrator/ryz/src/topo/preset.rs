@@ -58,10 +58,7 @@ impl Preset {
                 // All GPUs are one NVLink domain.
                 bridged: 8,
                 processors: ["0-55,112-167", "56-111,168-223"],
-                network: |places| Network {
-                    infiniband: ports("400 Gb/sec (4X NDR)", places),
-                    ..no_network()
-                },
+                infiniband: Some(("400 Gb/sec (4X NDR)", 8)),
             },
             Self::Gb200Nvl72 => Machine {
                 gpu: "NVIDIA GB200",
@@ -69,10 +66,7 @@ impl Preset {
                 links: (18, 50.0),
                 bridged: 4,
                 processors: ["0-71", "72-143"],
-                network: |places| Network {
-                    infiniband: ports("400 Gb/sec (4X NDR)", places),
-                    ..no_network()
-                },
+                infiniband: Some(("400 Gb/sec (4X NDR)", 4)),
             },
             Self::PcieOnly => Machine {
                 gpu: "NVIDIA L40S",
@@ -80,16 +74,7 @@ impl Preset {
                 links: (0, 0.0),
                 bridged: 1,
                 processors: ["0-31", "32-63"],
-                network: |places| Network {
-                    interfaces: vec![Interface {
-                        name: "ens1np0".into(),
-                        speed: Some(100_000),
-                        state: "up".into(),
-                        pci: places.first().cloned(),
-                        ..Interface::default()
-                    }],
-                    ..no_network()
-                },
+                infiniband: None,
             },
             Self::Hybrid => Machine {
                 gpu: "NVIDIA A100 80GB PCIe",
@@ -97,10 +82,7 @@ impl Preset {
                 links: (12, 25.0),
                 bridged: 2,
                 processors: ["0-31", "32-63"],
-                network: |places| Network {
-                    infiniband: ports("200 Gb/sec (4X HDR)", &places[..1]),
-                    ..no_network()
-                },
+                infiniband: Some(("200 Gb/sec (4X HDR)", 1)),
             },
         }
         .hardware()
@@ -125,8 +107,8 @@ struct Machine {
     /// Number of consecutive GPUs that are joined by NVLink.
     bridged: u32,
     processors: [&'static str; 2],
-    /// Builds the network, from the position next to each GPU.
-    network: fn(&[PciPlace]) -> Network,
+    /// Rate and number of the InfiniBand adapters, each next to a GPU; `None` for an Ethernet adapter alone.
+    infiniband: Option<(&'static str, usize)>,
 }
 
 impl Machine {
@@ -156,11 +138,25 @@ impl Machine {
             places: numbers.zip(places.clone()).collect::<BTreeMap<_, _>>(),
             ..DriverFacts::default()
         };
+        let ethernet = Interface {
+            name: "ens1np0".into(),
+            speed: Some(100_000),
+            state: "up".into(),
+            pci: adapters.first().cloned(),
+            ..Interface::default()
+        };
         let node = |(id, processors): (u32, &str)| NumaNode { id, processors: processors.into() };
         Hardware {
             host: "example".into(),
             driver: Ok(driver),
-            network: (self.network)(&adapters),
+            network: Network {
+                interfaces: if self.infiniband.is_none() { vec![ethernet] } else { Vec::new() },
+                loopback: Ok(()),
+                infiniband: self
+                    .infiniband
+                    .map_or_else(Vec::new, |(rate, count)| ports(rate, &adapters[..count])),
+                peer_memory_module: false,
+            },
             numa_nodes: (0..).zip(self.processors).map(node).collect(),
         }
     }
@@ -191,8 +187,4 @@ fn ports(rate: &str, places: &[PciPlace]) -> Vec<InfinibandPort> {
         ..InfinibandPort::default()
     };
     places.iter().enumerate().map(port).collect()
-}
-
-const fn no_network() -> Network {
-    Network { interfaces: Vec::new(), loopback: Ok(()), infiniband: Vec::new(), peer_memory_module: false }
 }

@@ -1,6 +1,6 @@
 //! A topology as a table.
 
-use super::{Device, LinkKind, Topology};
+use super::{Device, Topology, name};
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, Tone, table, wrap};
 use ryzanstein_process_group::nvml::PairPath;
 
@@ -64,14 +64,14 @@ impl Topology {
     }
 }
 
-fn cell(way: LinkKind) -> Cell {
+fn cell(way: Option<PairPath>) -> Cell {
     let tone = match way {
-        LinkKind::Itself => Tone::Faint,
-        LinkKind::To(PairPath::Nvlink(_)) => Tone::Good,
-        LinkKind::To(PairPath::System) => Tone::Warning,
-        LinkKind::To(_) => Tone::Plain,
+        None => Tone::Faint,
+        Some(PairPath::Nvlink(_)) => Tone::Good,
+        Some(PairPath::System) => Tone::Warning,
+        Some(_) => Tone::Plain,
     };
-    Cell::new(way.name(), tone)
+    Cell::new(name(way), tone)
 }
 
 fn near(device: &Device) -> [Cell; 2] {
