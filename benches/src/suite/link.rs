@@ -31,7 +31,7 @@ pub(super) fn measure_link(group: &mut ProcessGroup) -> Result<Option<f64>, Erro
     match group.memory() {
         _ if group.world_size() < 2 => Ok(None),
         Memory::Host => stream_gbs(group),
-        _ => copy_gbs(group),
+        Memory::Device(_) => copy_gbs(group),
     }
 }
 

@@ -43,6 +43,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
 
 /// Prints one line of JSON, in which an error is represented by its text.
 fn print_answer<T: Serialize>(outcome: anyhow::Result<T>) -> anyhow::Result<()> {
-    screen::print(&(serde_json::to_string(&outcome.map_err(|error| format!("{error:#}")))? + "\n"));
+    screen::print(&(serde_json::to_string(&outcome.map_err(|error| error.to_string()))? + "\n"));
     Ok(())
 }

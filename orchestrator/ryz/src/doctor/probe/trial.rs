@@ -63,11 +63,10 @@ pub fn try_all_reduce(
         let (config, search) = (own.clone(), search.clone());
         std::thread::Builder::new().spawn(move || one_rank(&config, &rendezvous, &search))
     };
-    let threads: Vec<JoinHandle<_>> = MemoryRendezvous::new(ranks)
-        .into_iter()
-        .map(start)
-        .collect::<Result<_, _>>()
-        .context("no thread for a rank; raise `ulimit -u`, or the container's limit on processes")?;
+    let threads: Vec<JoinHandle<_>> =
+        MemoryRendezvous::new(ranks).into_iter().map(start).collect::<Result<_, _>>().map_err(|error| {
+            anyhow!("no thread for a rank: {error}; raise `ulimit -u`, or the container's limit on processes")
+        })?;
     let outcomes: Vec<anyhow::Result<TrialOutcome>> = threads
         .into_iter()
         .map(|thread| Ok(thread.join().map_err(|_| anyhow!("a rank panicked"))??))
