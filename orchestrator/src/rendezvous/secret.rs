@@ -138,13 +138,11 @@ impl SharedFile {
     pub(super) fn find(&self) -> Result<Secret, String> {
         let folder = self.folder.display();
         let list = self.list().map_err(|error| format!("cannot list {folder}: {error}"))?;
-        match list.into_iter().max() {
-            Some((_, newest)) => from_file(&newest),
-            None => {
-                let user = rustix::process::geteuid().as_raw();
-                Err(format!("{folder} has no file {}….secret of user {user}", self.prefix))
-            }
-        }
+        let newest = list.into_iter().max().ok_or_else(|| {
+            let user = rustix::process::geteuid().as_raw();
+            format!("{folder} has no file {}….secret of user {user}", self.prefix)
+        });
+        from_file(&newest?.1)
     }
 
     /// Returns the files of this user with such names, and when they were written.
