@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     match &hardware.driver {
         Ok(driver) if driver.gpus.is_empty() => bail!(no_gpus("the driver lists none")),
         Ok(_) => {}
-        Err(why) => bail!(no_gpus(&why.to_string())),
+        Err(why) => bail!(no_gpus(why)),
     }
     let message = message(args, &config)?;
     let situation = Situation { hardware: &hardware, nodes: config.launch.nnodes.get(), message };

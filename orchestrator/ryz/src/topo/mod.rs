@@ -112,7 +112,7 @@ impl Topology {
         let no_gpus = match &hardware.driver {
             Ok(driver) if driver.gpus.is_empty() => Some("the driver lists none".into()),
             Ok(_) => None,
-            Err(why) => Some(why.to_string()),
+            Err(why) => Some(why.clone()),
         };
         let devices = placed.into_iter().map(|placed| device(placed, &hardware.numa_nodes)).collect();
         Self {

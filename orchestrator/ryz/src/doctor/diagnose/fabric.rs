@@ -37,7 +37,7 @@ fn verbs(ports: &[InfinibandPort], fabric: &Fabric) -> Vec<Finding> {
                     .remedy("install ibverbs-utils (Debian, Ubuntu) or libibverbs-utils (Fedora, RHEL)"),
             ];
         }
-        Some(Err(why)) => return vec![unusable(why.to_string())],
+        Some(Err(why)) => return vec![unusable(why.clone())],
         Some(Ok(listed)) => listed,
     };
     let one = |port: &InfinibandPort| match listed.iter().find(|listed| listed.name == port.name) {

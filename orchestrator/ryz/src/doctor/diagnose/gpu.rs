@@ -24,7 +24,7 @@ pub(super) fn diagnose(side: &GpuFacts, backend: BackendChoice) -> Vec<Finding> 
             driver
         }
         Err(why) => {
-            findings.push(no_driver(side, &why.to_string()));
+            findings.push(no_driver(side, why));
             &none
         }
     };
@@ -93,7 +93,7 @@ fn visible(side: &GpuFacts, usable: &DriverFacts) -> Option<Finding> {
     if let Err(why) = &side.shown {
         let list = list.map_or(String::new(), |list| format!("{list}; "));
         let seen = format!("{list}CUDA does not report which GPUs are visible, so all count here");
-        return Some(new(Status::Info, seen).because(why.to_string()));
+        return Some(new(Status::Info, seen).because(why.clone()));
     }
     let numbers: Vec<String> = usable.gpus.iter().map(|gpu| gpu.index.to_string()).collect();
     let (several, numbers) = (if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "));
