@@ -1,7 +1,6 @@
 //! The matrix library.
 
 pub use cudarc::cublaslt::sys;
-use libloading::os::unix::Library;
 
 use super::symbols::foreign;
 use super::symbols::{Table, Unusable, Version, functions};
@@ -31,18 +30,10 @@ impl Table for CublasLt {
     const NAME: &'static str = "cuBLASLt";
     const MINIMUM: Version = Version(12, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, Unusable> {
-        Self::take(library)
-    }
-
     fn version(&self) -> Result<Version, Unusable> {
         // SAFETY: takes nothing and may be called at any time.
         let number = unsafe { foreign!(cublaslt, self.cublasLtGetVersion()) } as u32;
         // 12.8.4 is 120804, 13.0.2 is 130002.
         Ok(Version(number / 10_000, number % 10_000 / 100, number % 100))
-    }
-
-    fn address(&self) -> usize {
-        self.first_address()
     }
 }

@@ -1,7 +1,5 @@
 //! The driver's library.
 
-use libloading::os::unix::Library;
-
 use super::discover::file_of;
 use super::error::DeviceError;
 use super::symbols::foreign;
@@ -62,10 +60,6 @@ impl Table for Driver {
     const NAME: &'static str = "the CUDA driver";
     const MINIMUM: Version = Version(12, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, Unusable> {
-        Self::take(library)
-    }
-
     fn version(&self) -> Result<Version, Unusable> {
         let mut number = 0;
         // SAFETY: the pointer is to a live integer; this function may be called before all others.
@@ -75,10 +69,6 @@ impl Table for Driver {
         }
         let number = number.unsigned_abs();
         Ok(Version(number / 1000, number % 1000 / 10, 0))
-    }
-
-    fn address(&self) -> usize {
-        self.first_address()
     }
 
     fn refuse(&self) -> Result<(), Unusable> {

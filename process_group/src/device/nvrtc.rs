@@ -1,7 +1,5 @@
 //! The run-time compiler's library.
 
-use libloading::os::unix::Library;
-
 use super::symbols::foreign;
 use super::symbols::{Table, Unusable, Version, functions};
 
@@ -28,10 +26,6 @@ impl Table for Nvrtc {
     const NAME: &'static str = "NVRTC";
     const MINIMUM: Version = Version(12, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, Unusable> {
-        Self::take(library)
-    }
-
     fn version(&self) -> Result<Version, Unusable> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers are to live integers.
@@ -40,9 +34,5 @@ impl Table for Nvrtc {
             return Err(Unusable::NoVersion { call: "nvrtcVersion", code });
         }
         Ok(Version(major.unsigned_abs(), minor.unsigned_abs(), 0))
-    }
-
-    fn address(&self) -> usize {
-        self.first_address()
     }
 }

@@ -16,21 +16,24 @@ pub type Handle = usize;
 /// An address in the memory of a GPU.
 pub type Address = u64;
 
-/// A table of functions.
-pub(crate) trait Table: Sized {
+/// A table of functions, which [`functions!`] declares.
+pub(crate) trait Functions: Sized {
+    /// Loads every function from an open library, or names the missing one.
+    fn load(library: &Library) -> Result<Self, Unusable>;
+
+    /// Returns the address of any of its functions, to find its file.
+    fn address(&self) -> usize;
+}
+
+/// The functions of a known library.
+pub(crate) trait Table: Functions {
     /// The usual name of the library.
     const NAME: &'static str;
     /// The oldest supported version.
     const MINIMUM: Version;
 
-    /// Loads every function from an open library, or names the missing one.
-    fn load(library: &Library) -> Result<Self, Unusable>;
-
     /// Queries the version of the library.
     fn version(&self) -> Result<Version, Unusable>;
-
-    /// Returns the address of any of its functions, to find its file.
-    fn address(&self) -> usize;
 
     /// Returns the reason why a library that is new enough cannot be used.
     fn refuse(&self) -> Result<(), Unusable> {
@@ -286,14 +289,14 @@ macro_rules! functions {
             $( pub $function: $crate::device::symbols::Symbol, )+
         }
 
-        impl $name {
-            fn take(library: &libloading::os::unix::Library) -> Result<Self, $crate::device::symbols::Unusable> {
+        impl $crate::device::symbols::Functions for $name {
+            fn load(library: &libloading::os::unix::Library) -> Result<Self, $crate::device::symbols::Unusable> {
                 Ok(Self {
                     $( $function: $crate::device::symbols::Symbol::find(library, stringify!($function))?, )+
                 })
             }
 
-            fn first_address(&self) -> usize {
+            fn address(&self) -> usize {
                 [$(self.$function),+][0].address()
             }
         }

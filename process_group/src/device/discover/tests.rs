@@ -1,7 +1,5 @@
 use std::fs;
 
-use libloading::os::unix::Library;
-
 use super::*;
 use crate::device::symbols::{Unusable, functions};
 
@@ -85,16 +83,8 @@ impl Table for Mathematics {
     const NAME: &'static str = "mathematics";
     const MINIMUM: Version = Version(3, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, Unusable> {
-        Self::take(library)
-    }
-
     fn version(&self) -> Result<Version, Unusable> {
         Ok(Version(1, 0, 0))
-    }
-
-    fn address(&self) -> usize {
-        self.first_address()
     }
 }
 

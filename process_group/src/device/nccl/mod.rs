@@ -5,8 +5,6 @@ mod error;
 pub use cudarc::nccl::sys;
 pub use error::NcclError;
 
-use libloading::os::unix::Library;
-
 use super::symbols::foreign;
 use super::symbols::{Table, Unusable, Version, functions};
 
@@ -40,10 +38,6 @@ impl Table for Nccl {
     /// The first version with `ncclCommSplit`.
     const MINIMUM: Version = Version(2, 18, 0);
 
-    fn load(library: &Library) -> Result<Self, Unusable> {
-        Self::take(library)
-    }
-
     fn version(&self) -> Result<Version, Unusable> {
         let mut number = 0;
         // SAFETY: the pointer is to a live integer; this function may be called before all others.
@@ -58,10 +52,6 @@ impl Table for Nccl {
         } else {
             Version(number / 10_000, number % 10_000 / 100, number % 100)
         })
-    }
-
-    fn address(&self) -> usize {
-        self.first_address()
     }
 }
 
