@@ -31,20 +31,6 @@ macro_rules! bounded {
             }
         }
 
-        impl TryFrom<$kind> for $name {
-            type Error = ValueError;
-
-            fn try_from(value: $kind) -> Result<Self, ValueError> {
-                Self::new(value)
-            }
-        }
-
-        impl From<$name> for $kind {
-            fn from(value: $name) -> Self {
-                value.0
-            }
-        }
-
         impl Setting for $name {
             const EXPECTED: &'static str = $expected;
             const EXAMPLE: &'static str = $example;
@@ -106,11 +92,6 @@ impl Timeout {
 bounded! {
     /// The sampling temperature. Zero always selects the most likely token.
     Temperature(f32), |temperature| (0.0..=f32::MAX).contains(&temperature), "a number, 0 or more", "0.7"
-}
-
-bounded! {
-    /// The probability mass of nucleus sampling: more than 0, at most 1.
-    TopP(f32), |mass| mass > 0.0 && mass <= 1.0, "a number more than 0 and at most 1", "0.9"
 }
 
 bounded! {

@@ -19,12 +19,12 @@ pub enum ConfigError {
         source: FileError,
     },
     /// The file is not TOML.
-    #[error("{} is not well-formed TOML: {source}", path.display())]
+    #[error("{} is not well-formed TOML: {reason}", path.display())]
     IllFormed {
         /// The file.
         path: PathBuf,
-        /// The parser's error, which quotes the line.
-        source: TomlError,
+        /// The parser's error, with the line.
+        reason: String,
     },
     /// A name that is not a setting.
     #[error("{}", unknown_key(key, origin, nearest.as_deref()))]
@@ -60,8 +60,8 @@ pub enum ConfigError {
     #[error("the environment variable {0} is not UTF-8 text; set it again, or unset it")]
     NotText(String),
     /// Two values that are valid individually but not together.
-    #[error(transparent)]
-    Conflict(#[from] Conflict),
+    #[error("{0}")]
+    Conflict(String),
     /// Several of the above: all problems, in the order of the layers.
     #[error("{} problems in the configuration:{}", .0.len(), list(.0))]
     Several(Vec<ConfigError>),
@@ -84,60 +84,23 @@ impl ConfigError {
     }
 }
 
-/// A syntax error in a TOML file. The message quotes the line.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "line {line}, column {column}: {reason}; a line is `[section]` or `key = value`, with text in quotes\n    {quoted}\n    {:>width$}", '^',
-    width = self.caret
-)]
-pub struct TomlError {
-    line: usize,
-    column: usize,
-    reason: String,
-    quoted: String,
-    /// The column in the quoted text.
-    caret: usize,
-}
-
-impl TomlError {
+/// Describes a syntax error at the byte `at` of a TOML file, and quotes its line.
+pub(crate) fn toml_error(text: &str, at: usize, reason: &str) -> String {
     /// The maximum number of characters that are quoted on each side of the error.
     const QUOTED: usize = 40;
-
-    /// Creates the error at the byte `at` of `text`.
-    pub(crate) fn new(text: &str, at: usize, reason: &str) -> Self {
-        let before = text.get(..at).unwrap_or(text);
-        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let column = before[start..].chars().count() + 1;
-        let left_out = column.saturating_sub(Self::QUOTED);
-        let line = text[start..].lines().next().unwrap_or_default();
-        let printable = |c: char| if c.is_control() { ' ' } else { c };
-        Self {
-            line: before.matches('\n').count() + 1,
-            column,
-            reason: reason.trim_end().replace('\n', ": "),
-            quoted: line.chars().skip(left_out).take(2 * Self::QUOTED).map(printable).collect(),
-            caret: column - left_out,
-        }
-    }
-}
-
-/// Two values that contradict each other, with their sources.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Conflict {
-    /// `launch.node_rank` is not below `launch.nnodes`.
-    #[error(
-        "`launch.node_rank` is {node_rank} ({}), but `launch.nnodes` is {nnodes} ({}): nodes are counted from 0, so the last \
-         is {}", .origins[0], .origins[1], .nnodes - 1
-    )]
-    NodeRank {
-        /// The value of `launch.node_rank`.
-        node_rank: u32,
-        /// The value of `launch.nnodes`.
-        nnodes: u32,
-        /// The places where the two were written, in this order.
-        origins: [Source; 2],
-    },
+    let before = text.get(..at).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let (line, column) = (before.matches('\n').count() + 1, before[start..].chars().count() + 1);
+    let left_out = column.saturating_sub(QUOTED);
+    let printable = |c: char| if c.is_control() { ' ' } else { c };
+    let quoted = text[start..].lines().next().unwrap_or_default().chars().skip(left_out).take(2 * QUOTED);
+    let (quoted, reason) = (quoted.map(printable).collect::<String>(), reason.trim_end().replace('\n', ": "));
+    format!(
+        "line {line}, column {column}: {reason}; a line is `[section]` or `key = value`, with text in quotes\n    {quoted}\n    \
+         {:>width$}",
+        '^',
+        width = column - left_out
+    )
 }
 
 /// Text that is not a value of the expected kind.

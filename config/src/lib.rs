@@ -57,7 +57,7 @@ mod size;
 mod source;
 mod tuning;
 
-pub use bounded::{Fraction, RecordedCalls, Temperature, Timeout, TopP, WorldSize};
+pub use bounded::{Fraction, RecordedCalls, Temperature, Timeout, WorldSize};
 pub use choice::{
     AlgorithmChoice, BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat,
     ModelDType, NcclProfile, Numerics,
@@ -65,7 +65,7 @@ pub use choice::{
 pub use config::Config;
 #[doc(hidden)]
 pub use config::SECTIONS;
-pub use error::{ConfigError, Conflict, TomlError, ValueError};
+pub use error::{ConfigError, ValueError};
 pub use file::FileError;
 pub use host_port::HostPort;
 #[doc(hidden)]

@@ -1,6 +1,6 @@
 //! Merges the layers: defaults < file < environment < flags.
 
-use crate::error::{Conflict, TomlError};
+use crate::error::toml_error;
 use crate::keys::{KeyInfo, environment_variable, keys, nearest};
 use crate::{ByteSize, Config, ConfigError, SECTIONS, Source, file};
 use figment::providers::{Format, Toml};
@@ -73,7 +73,7 @@ impl Config {
         }
         // A rejected value is replaced by its default, whose conflicts are not the user's.
         if problems.is_empty() {
-            problems.extend(conflict(&config).map(ConfigError::from));
+            problems.extend(conflict(&config));
         }
 
         match problems.len() {
@@ -202,8 +202,8 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
     match Toml::from_str(&text) {
         Ok(settings) => Ok(Some((path.into(), settings))),
         Err(error) => {
-            let source = TomlError::new(&text, error.span().map_or(0, |span| span.start), error.message());
-            Err(ConfigError::IllFormed { path: path.into(), source })
+            let reason = toml_error(&text, error.span().map_or(0, |span| span.start), error.message());
+            Err(ConfigError::IllFormed { path: path.into(), reason })
         }
     }
 }
@@ -301,13 +301,17 @@ fn text(value: &Value) -> Result<String, NotText> {
     }
 }
 
-/// Returns the first conflict between values that are valid individually.
-fn conflict(config: &Config) -> Option<Conflict> {
-    let origins = |keys: [&str; 2]| keys.map(|key| config.source_of(key).unwrap_or(Source::Code));
+/// Returns the conflict between values that are valid individually.
+fn conflict(config: &Config) -> Option<ConfigError> {
     let (node_rank, nnodes) = (config.launch.node_rank, config.launch.nnodes.get());
-    (node_rank >= nnodes).then(|| Conflict::NodeRank {
-        node_rank,
-        nnodes,
-        origins: origins(["launch.node_rank", "launch.nnodes"]),
+    let origin = |key| config.source_of(key).unwrap_or(Source::Code);
+    (node_rank >= nnodes).then(|| {
+        ConfigError::Conflict(format!(
+            "`launch.node_rank` is {node_rank} ({}), but `launch.nnodes` is {nnodes} ({}): nodes are counted from 0, so the last \
+             is {}",
+            origin("launch.node_rank"),
+            origin("launch.nnodes"),
+            nnodes - 1
+        ))
     })
 }

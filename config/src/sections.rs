@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::{
     AlgorithmChoice, BackendChoice, BindChoice, ByteSize, EncryptionChoice, Fraction, HostPort,
     InstructionSet, LauncherChoice, LogFormat, ModelDType, NcclEnv, NcclProfile, Numerics, RecordedCalls,
-    ShownRanks, Temperature, Timeout, TopP, TuningChoice, ValueError, WorldSize,
+    ShownRanks, Temperature, Timeout, TuningChoice, ValueError, WorldSize,
 };
 
 /// A section of settings, for loading and display.
@@ -296,7 +296,7 @@ section! {
         /// The sampling temperature; 0 always selects the most likely token.
         temperature: Temperature = "0",
         /// Nucleus sampling: sample from the most likely tokens that together have this probability.
-        top_p: TopP = "1",
+        top_p: Fraction = "1",
         /// Sample from the K most likely tokens only; 0 means all.
         top_k: u32 = "0",
         /// The seed for sampling.

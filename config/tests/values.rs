@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ryzanstein_config::{
-    AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, HostPort, LauncherChoice, LogFormat,
-    ModelDType, Temperature, Timeout, TopP, TuningChoice, WorldSize,
+    AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, Fraction, HostPort, LauncherChoice,
+    LogFormat, ModelDType, Temperature, Timeout, TuningChoice, WorldSize,
 };
 use std::str::FromStr;
 use std::time::Duration;
@@ -122,12 +122,12 @@ fn what_is_no_host_and_port_is_no_address() {
 fn bounds_hold_however_a_value_is_made() {
     assert!(WorldSize::new(0).is_err() && WorldSize::new(65_537).is_err() && WorldSize::new(65_536).is_ok());
     assert!(Temperature::new(-0.1).is_err() && Temperature::new(f32::INFINITY).is_err());
-    assert!(TopP::new(1.1).is_err() && TopP::new(f32::NAN).is_err() && TopP::new(1.0).is_ok());
+    assert!(Fraction::new(1.1).is_err() && Fraction::new(f32::NAN).is_err() && Fraction::new(1.0).is_ok());
     assert!(Timeout::new(Duration::ZERO).is_err() && Timeout::new(Duration::MAX).is_err());
     assert!(serde_json::from_str::<WorldSize>("0").is_err());
-    assert!(serde_json::from_str::<TopP>("2.0").is_err());
+    assert!(serde_json::from_str::<Fraction>("2.0").is_err());
     assert_eq!(
-        TopP::new(2.0).unwrap_err().to_string(),
+        Fraction::new(2.0).unwrap_err().to_string(),
         "expected a number more than 0 and at most 1, such as `0.9`, not `2`"
     );
 }
@@ -167,7 +167,7 @@ proptest! {
 
     #[test]
     fn every_probability_and_temperature_reads_back(value in 1e-30f32..=1.0) {
-        prop_assert_eq!(TopP::new(value).unwrap().to_string().parse(), TopP::new(value));
+        prop_assert_eq!(Fraction::new(value).unwrap().to_string().parse(), Fraction::new(value));
         let temperature = Temperature::new(value * 100.0).unwrap();
         prop_assert_eq!(temperature.to_string().parse(), Ok(temperature));
         let json = serde_json::to_string(&temperature).unwrap();

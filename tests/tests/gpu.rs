@@ -531,7 +531,7 @@ fn a_local_rank_without_a_gpu_is_named() {
 #[ignore = "needs 1 GPU"]
 fn an_allocation_over_the_budget_says_the_sums() {
     let mut config = nccl();
-    config.device.memory_fraction = 0.01.try_into().unwrap();
+    config.device.memory_fraction = "0.01".parse().unwrap();
     on_gpus("an_allocation_over_the_budget_says_the_sums", 1, &config, |rank| {
         let device: Device = rank.manager().world().device().unwrap().clone();
         let (_, limit) = device.budget();

@@ -333,10 +333,10 @@ fn connect_with_shared_secret(
 
 /// Returns the folder where rank 0 leaves the secret.
 fn shared_folder(environment: &Environment) -> PathBuf {
-    environment
-        .get("XDG_RUNTIME_DIR")
-        .filter(|folder| !folder.is_empty())
-        .or_else(|| environment.get("TMPDIR"))
+    ["XDG_RUNTIME_DIR", "TMPDIR"]
+        .into_iter()
+        .filter_map(|name| environment.get(name))
+        .find(|folder| !folder.is_empty())
         .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
 }
 

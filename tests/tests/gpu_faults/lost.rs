@@ -124,7 +124,7 @@ fn a_rank_whose_gpu_lacks_room_for_a_new_group_tells_the_others() {
     if let Some(me) = role() {
         if me == 1 {
             // Not a byte.
-            config.device.memory_fraction = 1e-15.try_into().unwrap();
+            config.device.memory_fraction = "1e-15".parse().unwrap();
         }
         let error = initialize(&config).map(drop).unwrap_err();
         println!("{error}");
