@@ -43,7 +43,7 @@ impl Rotary {
     }
 
     /// Computes frequencies whose base grows with the length of the sequence, once that is greater than `original`, the context
-    /// length that the model was trained on. The base at `factor` times this length is that of the NTK-aware scaling.
+    /// length that the model was trained on. `factor` is the growth of the length for which the base is chosen.
     pub fn dynamic(head_dim: usize, theta: f64, factor: f64, original: f64) -> Self {
         Self { longer: Longer::Dynamic { original, factor, theta }, ..Self::new(head_dim, theta) }
     }

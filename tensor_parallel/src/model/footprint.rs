@@ -81,7 +81,7 @@ fn vocabulary_share(config: &LlamaConfig, world_size: usize) -> usize {
 }
 
 /// Returns the maximum bytes of the tensors that are alive at the same time on one rank in a pass of `rows` tokens that returns
-/// `logits` rows of logits: see `Block::forward` and `Llama::logits_after`. Returns `None` on overflow.
+/// `logits` rows of logits: see `Block::forward` and `Llama::pass`. Returns `None` on overflow.
 fn pass(
     config: &LlamaConfig,
     world_size: usize,
