@@ -426,7 +426,7 @@ fn serialised_numbers_and_truth_values_are_bare_and_the_unset_is_null() {
     assert_eq!(json["launch"]["nnodes"], 1);
     assert_eq!(json["process_group"]["self_check"], true);
     assert_eq!(json["process_group"]["timeout"], "5m");
-    assert_eq!(json["process_group"]["tcp"]["segment"], "128KiB");
+    assert_eq!(json["process_group"]["coalesce"], "25MiB");
     assert!(json["job"]["world_size"].is_null());
     assert!(json.get("provenance").is_none());
 }
