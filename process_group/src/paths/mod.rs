@@ -288,7 +288,7 @@ impl PathTable {
         conditions
             .filter_map(|condition| match *condition {
                 Condition::BytesFrom(least) => Some(least),
-                Condition::BytesUpTo(most) => Some(most + 1),
+                Condition::BytesUpTo(most) => Some(most.saturating_add(1)),
                 _ => None,
             })
             .collect()
