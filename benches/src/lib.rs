@@ -1,8 +1,8 @@
-//! The latency-target benchmark suite, which `ryz bench` runs, and the shared parts of the programs that are compared with
-//! peers.
+//! Times collectives and checks their values: `ryz bench` as a library, and what the programs in `src/bin` share.
 //!
-//! [`measure`] times one collective and compares every value; [`suite`] runs many, compares them with the documented targets and
-//! reports.
+//! Start at [`measure::measure_group`] for one collective, or at [`suite::prepare`] and then [`suite::run`] for many, which are
+//! compared with the documented latency targets. [`communication`] gives advice on the share of a step that collectives take;
+//! [`nodes`] lists the kernels of a decode pass.
 
 pub mod cgroup;
 pub mod communication;

@@ -1,11 +1,12 @@
 //! The settings of Ryzanstein, and the source of each value.
 //!
-//! Four layers, each stronger than the one before: the defaults, a TOML file, the environment, the command line. An embedding
-//! program may set values on top of them. [`Config::load`] merges the layers and parses every value once, into types that need no
-//! later validation.
+//! Start at [`Config::load`]. It merges four layers, each stronger than the one before: the defaults, a TOML file, the environment,
+//! the command line; an embedding program may set values on top of them. It parses every value once, into types that need no later
+//! validation.
 //!
 //! This crate does not read the environment, working directory or arguments of the process: the caller passes them as
-//! [`Sources`]. It only reads files: the TOML file that the sources name, and those that other crates read with [`mod@file`].
+//! [`Sources`]. Loading reads one file, the TOML file that the sources name. Other crates read and replace files through
+//! [`mod@file`].
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, Source, Sources};

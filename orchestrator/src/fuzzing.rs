@@ -38,7 +38,7 @@ pub fn requests(mut bytes: &[u8]) {
 }
 
 fn event(kind: u8, message: &[u8], now: Duration, id: RequestId) -> Option<Event> {
-    Some(match kind % 9 {
+    Some(match kind % 8 {
         0 => Event::Join(id, codec::join(wire::JoinRequest::decode(message).ok()?, now).ok()?),
         1 => {
             let wire::SetRequest { epoch, key, value } = wire::SetRequest::decode(message).ok()?;
@@ -52,14 +52,14 @@ fn event(kind: u8, message: &[u8], now: Duration, id: RequestId) -> Option<Event
             let wire::AddRequest { epoch, key, amount } = wire::AddRequest::decode(message).ok()?;
             Event::Add(id, Epoch(epoch), key, amount)
         }
-        5 => {
+        4 => {
             let request = wire::ReportRequest::decode(message).ok()?;
             let wire::ReportRequest { epoch, rank, cause, last_call, caused_by } = request;
             let report = Report { cause, last_call, caused_by: caused_by.map(Rank) };
             Event::Report(id, Epoch(epoch), Rank(rank), report)
         }
-        6 => Event::Disconnected(RequestId(u64::from(*message.first()?))),
-        7 => Event::JobFailed("a rank failed".into()),
+        5 => Event::Disconnected(RequestId(u64::from(*message.first()?))),
+        6 => Event::JobFailed("a rank failed".into()),
         _ => Event::NewEpoch(Epoch(u64::from(*message.first()?))),
     })
 }

@@ -19,7 +19,7 @@
 //!
 //! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. A
 //! failed transport, a timeout or a mismatch poisons the group: later calls return [`Error::Poisoned`], because the state of the other
-//! ranks is unknown. A restart makes new groups.
+//! ranks is unknown. A job that the launcher restarts makes new groups.
 //!
 //! Ranks that are threads of one process need no manager:
 //!
@@ -42,7 +42,7 @@
 //! | call collectives, send and receive | [`ProcessGroup`], with a [`Buffer`] and a [`ReduceOp`]; [`Work`] is a call in flight |
 //! | make groups of some ranks | [`ProcessGroupManager::new_group`] |
 //! | reduce gradients in buckets | [`BucketedReducer`] |
-//! | define the members of the job | [`Rendezvous`], [`Roster`], [`Layout`] |
+//! | say how ranks meet, who they are, and which groups they form | [`Rendezvous`], [`Roster`], [`Layout`] |
 //! | inspect calls and errors | [`Error`], [`Profile`], [`FlightRecorder`] |
 //! | work on GPUs, with a stream of your own | [`mod@device`] |
 //! | learn why a call takes its path, or force another | [`paths`] |

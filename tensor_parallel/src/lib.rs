@@ -1,7 +1,6 @@
 //! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES); the second
-//! argument is the element type of activations, `None` for that of the weights.
+//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES).
 //!
 //! A column-parallel layer shards the output features, the rows of its weight. A row-parallel layer shards the input features, the
 //! columns of its weight, and sums the results of all ranks. Layers borrow the
@@ -14,6 +13,7 @@
 //!
 //! # fn main() -> ryzanstein_tensor_parallel::Result<()> {
 //! let mut group = ProcessGroup::loopback(1).remove(0);
+//! // `None`: activations have the element type of the weights.
 //! let model = Llama::load("models/llama".as_ref(), None, &mut group)?;
 //! let answer = model.generate(&[1, 15, 27], &GenerateOptions::default(), &mut group)?;
 //! println!("{:?}", answer.tokens);
@@ -27,7 +27,7 @@
 //! | generate from text or a chat | [`TextModel`], which adds a [`Tokenizer`] and a [`ChatTemplate`] |
 //! | decode many sequences at a time, as a scheduler does | [`Decoder`] |
 //! | put layers together by hand | [`linear`], [`attention`], [`mlp`], [`embedding`], [`norm`] |
-//! | communicate through an engine's own communicator | [`Communicator`] |
+//! | run layers on an engine's own communicator; whole models need a process group | [`Communicator`] |
 //! | give weights that are in no folder | [`checkpoint::WeightSource`] |
 //! | compute on GPUs or on your own device | [`Compute`]: [`Cuda`], [`Host`] |
 //! | know which world sizes a model can have | [`legal_world_sizes`] |

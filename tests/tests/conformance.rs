@@ -4,44 +4,39 @@ use ryzanstein_config::BackendChoice;
 use ryzanstein_tests::conformance::{conform, conform_on, conform_with};
 use ryzanstein_tests::{encrypted, sockets};
 
-macro_rules! suite {
-    ($backend:ident, $choice:expr) => {
-        mod $backend {
-            use super::*;
+mod tcp {
+    use super::*;
 
-            #[test]
-            fn one_rank_does_everything_alone() {
-                conform($choice, 1);
-            }
+    #[test]
+    fn one_rank_does_everything_alone() {
+        conform(BackendChoice::Tcp, 1);
+    }
 
-            #[test]
-            fn two_ranks() {
-                conform($choice, 2);
-            }
+    #[test]
+    fn two_ranks() {
+        conform(BackendChoice::Tcp, 2);
+    }
 
-            #[test]
-            fn three_ranks() {
-                conform($choice, 3);
-            }
+    #[test]
+    fn three_ranks() {
+        conform(BackendChoice::Tcp, 3);
+    }
 
-            #[test]
-            fn four_ranks() {
-                conform($choice, 4);
-            }
+    #[test]
+    fn four_ranks() {
+        conform(BackendChoice::Tcp, 4);
+    }
 
-            #[test]
-            fn five_ranks() {
-                conform($choice, 5);
-            }
+    #[test]
+    fn five_ranks() {
+        conform(BackendChoice::Tcp, 5);
+    }
 
-            #[test]
-            fn eight_ranks() {
-                conform($choice, 8);
-            }
-        }
-    };
+    #[test]
+    fn eight_ranks() {
+        conform(BackendChoice::Tcp, 8);
+    }
 }
-suite!(tcp, BackendChoice::Tcp);
 
 mod tcp_on_hosts {
     use super::*;

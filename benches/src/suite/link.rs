@@ -15,11 +15,12 @@ use ryzanstein_orchestrator::host_name;
 /// Bytes and number of the messages that determine the bandwidth of a link.
 const MESSAGE: usize = 8_000_000;
 const MESSAGES: usize = 8;
-/// Seconds of a call of NCCL, and of each of its steps: NCCL's own constants for the protocol LL over NVLink (`baseLatencies` and
-/// `hwLatencies` in `src/graph/tuning.cc`).
-const NCCL_CALL: f64 = 6.6e-6;
+/// Seconds of a call of NCCL in addition to its steps: NCCL's own constant for the protocol LL (`baseLatencies` in
+/// `src/graph/tuning.cc`).
+pub const NCCL_CALL: f64 = 6.6e-6;
+/// Seconds of a step of NCCL over NVLink (`hwLatencies` there).
 const NCCL_STEP: f64 = 0.6e-6;
-/// Seconds of a step of our own kernels: an all-reduce of 1 KiB takes 1.9 to 2.1 µs in one step on H100 and H200, 2.8 to 3.1 in two.
+/// Seconds of a step of our own kernels over NVLink.
 const PEER_STEP: f64 = 1.7e-6;
 
 /// Measures the bandwidth of a link in one direction, in 10⁹ bytes per second: the same on all ranks, and `None` if it is not known.
@@ -172,6 +173,11 @@ mod tests {
         assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 10), 1.7 + 3.072);
         assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), launches * 1.7 + 3145.7);
         assert_close(all_reduce(PeerAlgorithm::TwoShot, 1 << 20), 3.4 + 1572.9);
+        assert_close(all_reduce(PeerAlgorithm::TwoShot, 96 << 20), 3.0 * 3.4 + 150_994.9);
+        // A chunk of an all-gather goes to each other rank.
+        let all_gather =
+            |bytes| expected(Path::PeerMemory(PeerAlgorithm::OneShot), Operation::AllGather, bytes);
+        assert_close(all_gather(1 << 10), 1.7 + 3.072);
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod compare;
 mod format;
 mod html;
 pub mod limits;
-mod link;
+pub mod link;
 pub mod overlap;
 mod paths;
 mod plot;
@@ -254,6 +254,10 @@ pub fn prepare(orchestrator: &mut Orchestrator, request: &Request) -> Result<Opt
         return Ok(None);
     }
     paths_of(&request.paths, group)?;
+    if group.memory() != Memory::Host && ranks_here < group.world_size() {
+        // The slowest link is between the hosts, and only one within a host can be measured.
+        return Ok(None);
+    }
     link::measure_link(group)
 }
 

@@ -36,14 +36,14 @@ pub struct Columns {
     /// True for the columns of the documented targets.
     pub judged: bool,
     /// True for the columns that compare with the bandwidth of the links and with the expected times.
-    pub calibrated: bool,
+    pub expected: bool,
 }
 
 impl Columns {
     /// Returns the elements of `all` whose columns the table has.
     fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
         let is_shown = |index: usize| match index {
-            12..=14 => self.calibrated,
+            12..=14 => self.expected,
             16 | 17 => self.judged,
             _ => true,
         };
@@ -62,8 +62,8 @@ pub(super) fn row_cells<'a>(
     rows: impl Iterator<Item = &'a Row> + Clone,
     judged: bool,
 ) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
-    let calibrated = rows.clone().any(|row| row.link_share.is_some() || row.expected_us.is_some());
-    let columns = Columns { judged, calibrated };
+    let expected = rows.clone().any(|row| row.link_share.is_some() || row.expected_us.is_some());
+    let columns = Columns { judged, expected };
     (columns.of(&COLUMNS), rows.map(|row| columns.of(&cells(row))).collect())
 }
 

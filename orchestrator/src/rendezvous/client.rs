@@ -323,11 +323,11 @@ async fn connect(
             }
         };
         let handshake = handshake_error(&error);
-        // The server of a broken connection may be a rendezvous that is just starting, and one that strangers flood closes some
-        // connections; retrying helps in no other case.
+        // The server of a broken connection may be a rendezvous that is just starting, one that strangers flood closes some
+        // connections, and somebody may have changed bytes on their way; retrying helps in no other case.
         closed += u32::from(matches!(handshake, Some(HandshakeError::Closed)));
         let may_help = match handshake {
-            None | Some(HandshakeError::Io(_)) => true,
+            None | Some(HandshakeError::Io(_) | HandshakeError::Tls(_)) => true,
             Some(HandshakeError::Closed) => closed < MOST_CLOSED,
             Some(_) => false,
         };

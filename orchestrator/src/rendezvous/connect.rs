@@ -165,6 +165,10 @@ impl Rendezvous for Connection {
         self.inner().local_rank()
     }
 
+    fn world_size(&self) -> Option<usize> {
+        self.inner().world_size()
+    }
+
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         self.inner().join(candidate, deadline)
     }

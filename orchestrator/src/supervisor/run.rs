@@ -27,7 +27,7 @@ use super::spawn::Resources;
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
 use crate::status::{self, Endpoint, Question, wire};
-use crate::table::printable;
+use crate::table::{Screen, printable, wrap};
 use crate::{catalogue, console, heartbeat};
 
 /// Time after the first failure in which the other ranks may exit with an error of their own.
@@ -680,7 +680,9 @@ fn plural_of(count: usize, one: &str, several: &str) -> String {
 }
 
 fn tell(message: &str) {
-    console::stderr().say(&format!("ryz: {message}\n"));
+    let width = terminal_size::terminal_size_of(io::stderr()).map(|(width, _)| width.0.into());
+    let text = wrap(&format!("ryz: {message}"), 2, Screen { width, ..Screen::PLAIN });
+    console::stderr().say(&(text + "\n"));
 }
 
 /// Resolves when the lifeline closes; never, if there is none.

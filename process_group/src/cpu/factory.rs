@@ -46,7 +46,7 @@ impl BackendFactory for Factory {
         };
         let hosts = Hosts::of(group.members.iter().map(|member| &member.host));
         // Of the groups of a job, only that of all ranks is what the user meant.
-        let is_whole = group.name == "world";
+        let is_whole = group.name == "world" && group.members.len() > 1;
         if is_whole && settings.demand == Some(Algorithm::Hierarchical) && !hosts.are_two_levels() {
             let where_they_are = if hosts.count() == 1 {
                 "all ranks are on one host"

@@ -107,7 +107,7 @@ impl Host {
             doorbell: None,
             paths: table(
                 &topology,
-                Links::Sockets("the ranks have not agreed on shared memory"),
+                Links::Sockets("ranks without a manager, which are threads, use pairs of sockets"),
                 settings.demand,
                 &settings.tuned,
             ),

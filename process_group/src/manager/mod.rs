@@ -17,7 +17,7 @@ use crate::device::{Device, LibrarySearch};
 use crate::error::{Error, Result};
 use crate::factory::{ProbeContext, Together};
 use crate::group::ProcessGroup;
-use crate::link::mesh::{self, Bound, Mesh};
+use crate::link::mesh::{self, Mesh};
 use crate::link::security::Security;
 use crate::membership::layout::Layout;
 use crate::membership::rendezvous::{Membership, Rendezvous};
@@ -116,7 +116,8 @@ impl ProcessGroupManager {
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
         let mut factories = factories(wanted);
-        let bound = listen(config, rendezvous);
+        let is_alone = rendezvous.world_size() == Some(1);
+        let bound = (!is_alone).then(|| listen(config, rendezvous)).transpose();
         let context = ProbeContext {
             config,
             search,
@@ -128,7 +129,7 @@ impl ProcessGroupManager {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             cpus: Cpus::current(),
-            data_address: bound.as_ref().ok().map(Bound::address),
+            data_address: bound.as_ref().ok().and_then(|bound| Some(bound.as_ref()?.address())),
             wanted,
             capabilities: tracing::info_span!("probe")
                 .in_scope(|| factories.iter_mut().map(|factory| factory.probe(&context)).collect()),
@@ -168,7 +169,7 @@ impl ProcessGroupManager {
         let tuned =
             tuning::agree(&config.process_group.tuning, search.state.as_deref(), &membership, deadline)?;
         let mesh = match bound {
-            Ok(bound) if world_size > 1 => {
+            Ok(Some(bound)) if world_size > 1 => {
                 let settings = mesh::Settings {
                     handshake: config.rendezvous.handshake_timeout.get(),
                     security: Security::new(&config.security)?,

@@ -9,6 +9,7 @@ use crate::membership::roster::{Candidate, Member, Roster, Secret};
 use crate::membership::select::{BackendSelection, select_backend};
 use crate::membership::store::{MemoryStore, Store};
 use crate::types::rank::{Epoch, LocalRank, Rank};
+use crate::types::sync::lock;
 
 /// The result of joining, for one rank.
 pub struct Membership {
@@ -36,6 +37,11 @@ pub trait Rendezvous: Send + Sync {
 
     /// Returns this rank's position on its host, which determines its GPU, if it is known before joining.
     fn local_rank(&self) -> Option<LocalRank> {
+        None
+    }
+
+    /// Returns the number of ranks, if it is known before joining. A rank alone listens nowhere.
+    fn world_size(&self) -> Option<usize> {
         None
     }
 
@@ -86,6 +92,10 @@ impl Rendezvous for MemoryRendezvous {
 
     fn local_rank(&self) -> Option<LocalRank> {
         Some(LocalRank(self.rank.0))
+    }
+
+    fn world_size(&self) -> Option<usize> {
+        Some(lock(&self.shared.candidates).len())
     }
 
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {

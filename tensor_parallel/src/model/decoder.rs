@@ -101,8 +101,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.step(&pairs, groups)
     }
 
-    /// Runs a pass of one token for each sequence, which is captured the second time.
-    fn captured_pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
+    /// Runs a pass of one token for each sequence. With [`Passes::Graph`], the second one of a size is captured.
+    fn single_tokens(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let Mixed { tokens, slots, .. } = self.validate(pairs)?;
         let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
@@ -177,7 +177,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         if self.model.stage().count > 1 {
             self.pass(pairs, groups)
         } else {
-            self.captured_pass(pairs, groups)
+            self.single_tokens(pairs, groups)
         }
     }
 

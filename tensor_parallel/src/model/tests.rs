@@ -114,6 +114,20 @@ fn missing_rotary_settings_are_those_of_transformers() {
     settings["attention_factor"] = 1.25.into();
     assert_eq!(scaling(settings), (yarn(4.0, 1.25, 16.0), 64));
 
+    // With frequencies enough to tell one ramp from another.
+    let ramp = |more: Value| {
+        let mut settings = json!({ "type": "yarn", "factor": 4, "original_max_position_embeddings": 4096 });
+        settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        with(&json!({ "head_dim": 128, "max_position_embeddings": 4096, "rope_scaling": settings }))
+            .unwrap()
+            .rotary
+    };
+    let of = |turns, truncate| Rotary::yarn(128, 1e4, 4.0, 4096.0, turns, truncate).amplified(inferred);
+    assert_eq!(ramp(json!({})), of([32.0, 1.0], true));
+    assert_eq!(ramp(json!({ "beta_fast": 16, "beta_slow": 2, "truncate": false })), of([16.0, 2.0], false));
+    let all = [of([32.0, 1.0], true), of([16.0, 1.0], true), of([32.0, 2.0], true), of([32.0, 1.0], false)];
+    assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
+
     let (short, long) = (vec![1.0, 1.0, 2.0, 2.0], vec![1.0, 2.0, 3.0, 4.0]);
     let mut settings = json!({ "type": "longrope", "short_factor": short, "long_factor": long });
     let longrope =

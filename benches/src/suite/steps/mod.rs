@@ -50,12 +50,17 @@ impl StepRequest {
     /// Returns a request that fits the time and the memory where a group computes: on processors one layer of an
     /// 8-billion-parameter model, on GPUs four layers of that and of a larger one.
     pub fn usual(memory: Memory) -> Self {
-        let batches = vec![1, 8, 64];
         if memory == Memory::Host {
-            Self { shapes: vec![ModelShape::llama_8b()], layers: 1, batches, prompt: 64, steps: 5 }
+            Self {
+                shapes: vec![ModelShape::llama_8b()],
+                layers: 1,
+                batches: vec![1, 8],
+                prompt: 16,
+                steps: 5,
+            }
         } else {
             let shapes = vec![ModelShape::llama_8b(), ModelShape::llama_70b()];
-            Self { shapes, layers: 4, batches, prompt: 512, steps: 20 }
+            Self { shapes, layers: 4, batches: vec![1, 8, 64], prompt: 512, steps: 20 }
         }
     }
 

@@ -33,7 +33,7 @@ fn a_shape_that_the_ranks_do_not_divide_is_refused_with_the_legal_sizes() {
     assert!(error.contains("32") && error.contains('3'), "{error}");
     let many = StepRequest { steps: 8192, ..request };
     let error = many.check(1).unwrap_err().to_string();
-    assert!(error.contains("--iters 8192") && error.contains("expected at most 8125"), "{error}");
+    assert!(error.contains("--iters 8192") && error.contains("expected at most 8173"), "{error}");
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn latencies(
         (what, t.bytes as usize)
     });
     let operations = [Collective::AllReduce, Collective::Broadcast].map(|what| what.to_string());
-    let columns = Columns { judged, calibrated: false };
+    let columns = Columns { judged, expected: false };
     let writer = RowWriter::new(&operations, DType::F32, &group.paths(), columns, screen);
     let against = if judged { ", and the targets for 4 GPUs with NVLink" } else { "" };
     tell(&format!("\nLatency of the slowest rank{against}:\n{}", writer.head()));

@@ -94,7 +94,7 @@ fn measure(
     let is_quiet = request.part.is_some();
     let stdout = screen.stdout();
     let link_gbs = bench::prepare(orchestrator, &request)?;
-    let columns = Columns { judged: request.judged, calibrated: link_gbs.is_some() };
+    let columns = Columns { judged: request.judged, expected: link_gbs.is_some() };
     let paths = orchestrator.manager().world().paths();
     let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
     let heading = heading(orchestrator, &request, link_gbs);

@@ -3,6 +3,7 @@
 
 mod report;
 
+use ryzanstein_benches::suite::link::NCCL_CALL;
 use ryzanstein_process_group::paths::gpu::shared_bytes;
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{LinkModel, estimate};
@@ -21,10 +22,6 @@ const ALWAYS: usize = 8;
 /// Memory bandwidth of a GPU in bytes per second, which bounds a decode step from below: that of an H100 SXM (3.35 TB/s in
 /// NVIDIA's data sheet).
 pub const MEMORY_BANDWIDTH: f64 = 3.35e12;
-
-/// Seconds of a call of NCCL in addition to its steps: NCCL's own constant for a ring with the protocol LL (`baseLatencies` in
-/// `src/graph/tuning.cc` of NCCL).
-pub const NCCL_CALL: f64 = 6.6e-6;
 
 /// Memory that NCCL takes on a rank whose group has used every operation, in bytes.
 const NCCL_BYTES: u64 = 2067 << 20;

@@ -369,7 +369,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
 
 #[test]
 fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
-    refuses(EncryptionChoice::On, &["secret"], async |address| {
+    refuses(EncryptionChoice::On, &["secret", "tls"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = middle.local_addr().unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::On))));
@@ -385,6 +385,21 @@ fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
             to.read_exact(&mut challenge).await.unwrap();
             challenge[5] = Protection::Clear.byte();
             from.write_all(&challenge).await.unwrap();
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+            // The first byte of TLS.
+            let (mut from, mut to) =
+                (middle.accept().await.unwrap().0, TcpStream::connect(address).await.unwrap());
+            let mut clear = [0; CHALLENGE + CLIENT_PROOF + REPLY];
+            let (challenge, proof) = clear.split_at_mut(CHALLENGE);
+            let (proof, reply) = proof.split_at_mut(CLIENT_PROOF);
+            to.read_exact(challenge).await.unwrap();
+            from.write_all(challenge).await.unwrap();
+            from.read_exact(proof).await.unwrap();
+            to.write_all(proof).await.unwrap();
+            to.read_exact(reply).await.unwrap();
+            from.write_all(reply).await.unwrap();
+            let first = from.read_u8().await.unwrap();
+            to.write_u8(!first).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;
             let (mut from, mut to) =
                 (middle.accept().await.unwrap().0, TcpStream::connect(address).await.unwrap());

@@ -57,10 +57,10 @@ impl HandshakeError {
         }
     }
 
-    /// Returns true if another attempt would have the same result. Only the reply of a rank that knows the secret leads to these:
+    /// Returns true if another attempt would have the same result. Only the reply of a rank that knows the secret leads to this:
     /// bytes that an outsider sends, or changes on the way, may have another result the next time.
     pub(super) const fn is_final(&self) -> bool {
-        matches!(self, Self::Mismatch(_) | Self::Tls(_))
+        matches!(self, Self::Mismatch(_))
     }
 }
 

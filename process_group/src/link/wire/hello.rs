@@ -21,7 +21,7 @@ use crate::membership::roster::Secret;
 use crate::types::rank::{Epoch, Rank};
 
 /// First bytes of a data link, with the version of everything in `wire`.
-const MAGIC: [u8; 5] = *b"RYZL\x0c";
+const MAGIC: [u8; 5] = *b"RYZL\x0d";
 /// Length of the magic bytes and the other bytes before a nonce.
 pub(crate) const PREFACE: usize = 8;
 

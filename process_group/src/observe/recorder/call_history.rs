@@ -14,6 +14,9 @@ use crate::types::operation::CallFingerprint;
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
 
+/// Maximum number of calls that are looked at for a heartbeat, since calls wait meanwhile.
+const LOOKED_AT: usize = 4096;
+
 /// The history that the group shares with the readers of its record.
 #[derive(Debug)]
 pub(crate) struct CallHistory {
@@ -80,7 +83,8 @@ impl CallHistory {
             recent: summary.recent,
         };
         let calls = lock(&self.calls);
-        for call in calls.newest.iter().rev().filter(|call| call.outcome != Outcome::Captured) {
+        let newest = calls.newest.iter().rev().take(LOOKED_AT);
+        for call in newest.filter(|call| call.outcome != Outcome::Captured) {
             let operation = call.fingerprint.operation;
             let is_current = call.outcome == Outcome::InProgress;
             if is_current {
@@ -99,7 +103,7 @@ impl CallHistory {
                 }
             }
         }
-        if calls.begun == calls.newest.len() as u64 && calls.newest.capacity() > 0 {
+        if calls.begun == calls.newest.len().min(LOOKED_AT) as u64 && calls.newest.capacity() > 0 {
             activity.begun = activity.begun.or(Some(0));
             activity.ended = Some(0);
         }
