@@ -52,8 +52,8 @@ pub(crate) fn cases() -> Vec<Case> {
         bench("--vary overlap --op broadcast", &["--vary overlap does not take --op"]),
         bench("--op barrier_into", &["--op barrier_into", "all_reduce"]),
         Case::new(
-            "bench -n 2 --backend tcp --latency-targets --iters 8126",
-            &["--iters 8126", "8193 positions", "at most 8192"],
+            "bench -n 2 --backend tcp --latency-targets --iters 8174",
+            &["--iters 8174", "8193 positions", "at most 8192"],
         ),
         bench("--format xml", &["'xml'", "possible values"]),
         bench("--out {}/absent/x --sizes 1KB", &["--out {}/absent/x", "No such file"]).code(1),
