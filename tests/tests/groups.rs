@@ -1,4 +1,4 @@
-//! What groups offer beside plain collectives, on CPUs.
+//! Tests of groups on CPUs: messages, objects, subgroups, asynchronous calls, paths.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -10,7 +10,7 @@ use ryzanstein_process_group::schedule::cost::LinkCost;
 pub struct Interconnect {
     /// The name in flags and tables.
     pub name: &'static str,
-    /// The published bandwidth of one direction in GB/s (10⁹ bytes per second), before protocol overhead; measured ones are lower.
+    /// The published bandwidth of one direction in GB/s (10⁹ bytes per second), before protocol overhead.
     pub gbs: f64,
     /// Seconds of a step that moves nothing. For NVLink, PCI Express and InfiniBand, these are NCCL's own constants of a step of a
     /// ring with the protocol LL (`hwLatencies` in `src/graph/tuning.cc` of NCCL). For Ethernet, it is an assumption: a message of

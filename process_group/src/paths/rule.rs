@@ -13,7 +13,7 @@ pub(crate) struct Rule {
     pub when: Vec<Condition>,
     /// The reason for the preference.
     pub because: String,
-    /// True if it was measured on this machine, and is not built in.
+    /// True if it comes from a table of `ryz tune`, and is not built in.
     pub is_measured: bool,
 }
 

@@ -175,7 +175,7 @@ impl Case {
         let program =
             std::env::var_os("CARGO_BIN_EXE_ryz").unwrap_or_else(|| env!("CARGO_BIN_EXE_ryz").into());
         let mut command = Command::new("sh");
-        // What whoever runs the tests has set has no say.
+        // Variables of the user who runs the tests do not count.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"RYZ_"))
         {
             command.env_remove(name);
