@@ -5,12 +5,14 @@ use ryzanstein_tensor_parallel::model::LlamaConfig;
 
 use crate::cupti::Kernel;
 
-/// The kernel of our products.
+/// The kernel of our products of one row.
 pub const MATRIX_VECTOR: &str = "matrix_vector";
+/// The kernel of our products of several rows.
+const GEMM: &str = "gemm";
 /// Parts of the names of the library's kernels, several of which may compute one product.
 const LIBRARY: [&str; 5] = ["gemm", "gemv", "nvjet", "splitK", "cublas"];
-/// The kernel of decode attention.
-const ATTENTION: &str = "decode";
+/// The kernels of the attention of a pass: the second one with invariant numerics.
+const ATTENTION: [&str; 2] = ["decode", "prefill"];
 /// The maximum length of a printed name.
 const NAME: usize = 36;
 
@@ -79,7 +81,7 @@ struct Node {
 }
 
 fn is_of_library(name: &str) -> bool {
-    LIBRARY.iter().any(|part| name.contains(part))
+    name != GEMM && LIBRARY.iter().any(|part| name.contains(part))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -104,8 +106,8 @@ fn nodes(kernels: &[Kernel], passes: usize, reads: &Reads) -> Option<Vec<Node>> 
         let continues = is_of_library(name) && nodes.last().is_some_and(|node| is_of_library(&node.name));
         let bytes = match name.as_str() {
             _ if continues => None,
-            ATTENTION => attention.next(),
-            MATRIX_VECTOR => products.next(),
+            name if ATTENTION.contains(&name) => attention.next(),
+            MATRIX_VECTOR | GEMM => products.next(),
             name if is_of_library(name) => products.next(),
             _ => None,
         };

@@ -304,7 +304,7 @@ section! {
         /// On CPUs: the instruction set of matrix products, chosen once per process; unset, the fastest that the processor has.
         /// All ranks of a model must use the same.
         instruction_set: Option<InstructionSet> = "",
-        /// `invariant`: the same bits with every legal number of ranks, batch and chunking, on CPUs. All ranks of a model must use the same.
+        /// `invariant`: the same bits with every legal number of ranks, batch and chunking. All ranks of a model must use the same.
         numerics: Numerics = "fast",
         /// On a GPU: capture the pass of one token in a CUDA graph and replay it, instead of launching every operation.
         graph: bool = "true",

@@ -172,10 +172,10 @@ pub enum ConfigurationError {
     /// A root rank without a model folder.
     #[error("the root was given no model folder; pass the folder on the root")]
     NoFolder,
-    /// Invariant numerics on a device, or in arithmetic, that adds in other orders.
+    /// Invariant numerics in arithmetic that adds in other orders.
     #[error(
-        "model.numerics = invariant is for our arithmetic on CPUs: elsewhere, as on GPUs, the order of sums depends on the shapes; set \
-         it to fast, or process_group.backend to tcp"
+        "this arithmetic does not add sums as the tree of model.numerics = invariant; set it to fast, or compute with \
+         `Host::with_numerics` or `Cuda::with_numerics`"
     )]
     FastOnly,
     /// Ranks that compute in different ways, so that sums differ in their last bits.

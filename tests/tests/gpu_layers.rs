@@ -28,7 +28,12 @@ fn gpus() -> usize {
 }
 
 fn cuda() -> Cuda {
-    Cuda::new(&Device::open(&libraries(), LocalRank(0), &DeviceConfig::default()).unwrap(), 4).unwrap()
+    cuda_with(Numerics::Fast)
+}
+
+fn cuda_with(numerics: Numerics) -> Cuda {
+    let device = Device::open(&libraries(), LocalRank(0), &DeviceConfig::default()).unwrap();
+    Cuda::with_numerics(&device, 4, numerics).unwrap()
 }
 
 /// Reproducible values between -1 and 1, different for every seed.
@@ -87,23 +92,113 @@ fn values_come_back_from_the_gpu_as_they_went() {
 #[test]
 #[ignore = "needs a GPU"]
 fn products_of_whole_numbers_are_exact_for_every_pair_of_types() {
-    let (cuda, host) = (cuda(), Host::new(2));
-    for (m, k, n) in
-        [(1, 1, 1), (1, 37, 5), (1, 1024, 300), (1, 4100, 3), (2, 37, 5), (17, 96, 33), (64, 1024, 256)]
-    {
-        for xs in TYPES {
-            for ws in TYPES {
-                for out in [DType::F32, xs] {
-                    let (x, gpu_x) = both(&cuda, || whole(&[m, k], 1, xs));
-                    let (w, gpu_w) = both(&cuda, || whole(&[n, k], 2, ws));
-                    let (bias, gpu_bias) = both(&cuda, || whole(&[n], 3, DType::F32));
-                    for biased in [false, true] {
-                        let want = host.linear(&x, &w, biased.then_some(&bias), out).unwrap();
-                        let got = cuda.linear(&gpu_x, &gpu_w, biased.then_some(&gpu_bias), out).unwrap();
-                        assert_eq!(got.dtype(), out);
-                        let what = format!("{m} {k} {n}, {xs} by {ws} to {out}, bias {biased}");
-                        assert_eq!(got.values().unwrap(), want.values().unwrap(), "{what}");
-                    }
+    let (cuda, host) = ([Numerics::Fast, Numerics::Invariant].map(cuda_with), Host::new(2));
+    for (m, k, n) in [
+        (1, 1, 1),
+        (1, 37, 5),
+        (1, 1024, 300),
+        (1, 4100, 3),
+        (2, 37, 5),
+        (8, 8, 8),
+        (9, 72, 200),
+        (17, 96, 33),
+        (33, 104, 64),
+        (64, 1024, 256),
+        (130, 200, 300),
+        (300, 264, 36_000),
+    ] {
+        // Long ones on the processor take long.
+        let types = if n > 1024 { &TYPES[2..] } else { &TYPES };
+        for (xs, ws, cuda) in iter_product(types, types, &cuda) {
+            for out in [DType::F32, xs] {
+                let (x, gpu_x) = both(cuda, || whole(&[m, k], 1, xs));
+                let (w, gpu_w) = both(cuda, || whole(&[n, k], 2, ws));
+                let (bias, gpu_bias) = both(cuda, || whole(&[n], 3, DType::F32));
+                for biased in [false, true] {
+                    let want = host.linear(&x, &w, biased.then_some(&bias), out).unwrap();
+                    let got = cuda.linear(&gpu_x, &gpu_w, biased.then_some(&gpu_bias), out).unwrap();
+                    assert_eq!(got.dtype(), out);
+                    let what =
+                        format!("{m} {k} {n}, {xs} by {ws} to {out}, bias {biased}, {:?}", cuda.numerics());
+                    assert!(got.values().unwrap() == want.values().unwrap(), "{what}");
+                }
+            }
+        }
+    }
+}
+
+fn iter_product<'a, A: Copy, B: Copy, C>(
+    first: &'a [A],
+    second: &'a [B],
+    third: &'a [C],
+) -> impl Iterator<Item = (A, B, &'a C)> {
+    first.iter().flat_map(move |a| second.iter().flat_map(move |b| third.iter().map(move |c| (*a, *b, c))))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_row_of_a_product_with_invariant_numerics_has_the_same_bits_in_every_batch_and_shard() {
+    let cuda = cuda_with(Numerics::Invariant);
+    let columns = |x: &Tensor, range| cuda.slice_columns(x, range).unwrap();
+    for dtype in TYPES {
+        // Leaves of 8 × 67 elements, or of a number that no copy can start at.
+        for (k, n) in [(8 * 536, 384), (8 * 31, 70)] {
+            let whole = cuda.upload(noise(&[530, k], 1, dtype)).unwrap();
+            let weight = noise(&[n, k], 2, dtype);
+            let values = weight.values().unwrap();
+            let rows = |range: std::ops::Range<usize>| {
+                Tensor::new(&[range.len(), k], values[range.start * k..range.end * k].to_vec(), dtype)
+                    .unwrap()
+            };
+            let of = |m: usize| {
+                cuda.upload(Tensor::new(&[m, k], whole.values().unwrap()[..m * k].to_vec(), dtype).unwrap())
+            };
+            let full = cuda.upload(rows(0..n)).unwrap();
+            let want = cuda.linear(&whole, &full, None, DType::F32).unwrap();
+            // The rows of each leaf in turn.
+            let leaves = |from: usize, count: usize| {
+                let parts = (from..from + count).flat_map(|leaf| {
+                    let part = k / 8;
+                    (0..n).flat_map(move |row| row * k + leaf * part..row * k + (leaf + 1) * part)
+                });
+                let leaf_major = parts.map(|at| values[at]).collect();
+                cuda.upload(Tensor::new(&[count * n, k / 8], leaf_major, dtype).unwrap()).unwrap()
+            };
+            let sum = |x: &Tensor, weight: &Tensor, count| {
+                cuda.linear_of_leaves(x, weight, count, DType::F32).unwrap()
+            };
+            let tree = sum(&whole, &leaves(0, 8), 8);
+            for m in [1, 2, 8, 9, 31, 64, 65, 128, 200, 512, 530] {
+                let x = of(m).unwrap();
+                let got = cuda.linear(&x, &full, None, DType::F32).unwrap();
+                assert!(
+                    got.values().unwrap()[..] == want.values().unwrap()[..m * n],
+                    "{dtype}, {m} rows, {k}"
+                );
+                // Half of the outputs, as on one of two ranks.
+                let half = cuda.upload(rows(n / 2..n)).unwrap();
+                let half = cuda.linear(&x, &half, None, DType::F32).unwrap();
+                assert!(
+                    half.values().unwrap() == columns(&got, n / 2..n).values().unwrap(),
+                    "{dtype}, {m} rows, {k}"
+                );
+                let gated = cuda.gated_linear(&x, &full, None).unwrap();
+                let apart = cuda.swiglu(&cuda.linear(&x, &full, None, dtype).unwrap()).unwrap();
+                assert!(gated.values().unwrap() == apart.values().unwrap(), "{dtype}, {m} gated rows, {k}");
+                for ranks in [1, 2, 4, 8] {
+                    let share = 8 / ranks;
+                    let sums = (0..ranks).flat_map(|rank| {
+                        let mine = columns(&x, rank * k / ranks..(rank + 1) * k / ranks);
+                        sum(&mine, &leaves(rank * share, share), share).values().unwrap().into_owned()
+                    });
+                    let terms = cuda
+                        .upload(Tensor::new(&[ranks, m, n], sums.collect(), DType::F32).unwrap())
+                        .unwrap();
+                    let got = cuda.sum_of_leaves(&terms, DType::F32).unwrap();
+                    assert!(
+                        got.values().unwrap()[..] == tree.values().unwrap()[..m * n],
+                        "{dtype}, {m} rows on {ranks} ranks"
+                    );
                 }
             }
         }

@@ -6,17 +6,18 @@ use std::num::NonZero;
 use std::slice;
 use std::sync::Arc;
 
-use ryzanstein_config::{BackendChoice, InstructionSet, Numerics};
+use ryzanstein_config::{BackendChoice, Config, InstructionSet, Numerics};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute::instruction_set;
 use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{
-    GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, Sampling, check_world_size,
-    legal_world_sizes,
+    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, Sampling,
+    check_world_size, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
+use ryzanstein_tests::gpu::gpus;
 use ryzanstein_tests::{config, on_loopback, sockets, with_ranks};
 
 /// Logits by position.
@@ -45,7 +46,10 @@ fn made(
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = NoiseSource { rank };
     let mut loader = Loader::new(&mut source, rank, ranks, dtype);
-    let compute = Box::new(Host::with_numerics(1, set, numerics));
+    let compute: Box<dyn Compute> = match group.device() {
+        Some(device) => Box::new(Cuda::with_numerics(device, 1, numerics).unwrap()),
+        None => Box::new(Host::with_numerics(1, set, numerics)),
+    };
     Arc::new(Llama::from_loader(shape.clone(), dtype, compute, &mut loader).unwrap())
 }
 
@@ -132,60 +136,99 @@ fn fast_numerics_have_other_bits_with_another_number_of_ranks() {
     assert!(logits(1) != logits(2));
 }
 
-#[test]
-fn every_fixture_has_its_own_bits_in_passes_of_all_kinds_at_every_world_size() {
+/// The logits of a fixture's input by position: the same in passes of all kinds, and near the expected ones.
+fn rows_of_fixture(name: &str, dtype: DType, group: &mut ProcessGroup) -> Rows {
+    let expected = Expected::read(name);
+    group.set_numerics(Numerics::Invariant);
+    let model = Arc::new(Llama::load(&folder(name), Some(dtype), group).unwrap());
+    let whole = forced(&model, &expected.input(), usize::MAX, group);
+    let rows: Rows = whole.chunks_exact(expected.vocabulary).map(<[u32]>::to_vec).enumerate().collect();
+    if dtype == DType::F32 {
+        assert_eq!(whole.len(), expected.logits.len());
+        for (got, want) in whole.iter().map(|bits| f32::from_bits(*bits)).zip(&expected.logits) {
+            assert!((got - want).abs() <= 1e-5 + 1e-5 * want.abs(), "{name}: {got}, and should be {want}");
+        }
+        let options = GenerateOptions { max_new_tokens: expected.tokens.len(), ..GenerateOptions::default() };
+        let got = model.generate(&expected.prompt, &options, group).unwrap().tokens;
+        assert_eq!(got, expected.tokens, "{name}");
+    }
+    // A scale of the angles that depends on the length of the text makes a prompt differ from its parts.
+    if expected.stepwise.is_none() {
+        let mut passes = staggered(&model, &expected, Passes::Graph, group);
+        passes.extend(mixed(&model, &expected, Passes::Eager, group));
+        for (position, row) in passes {
+            let ranks = group.world_size();
+            assert!(bits(&row) == rows[&position], "{name}, {dtype}, {ranks} ranks, position {position}");
+        }
+    }
+    rows
+}
+
+/// Checks that each fixture has the same bits with every legal number of ranks up to `most`, which `on` runs.
+fn check_fixtures(most: usize, on: impl Fn(usize, &(dyn Fn(&mut ProcessGroup) -> Rows + Sync)) -> Vec<Rows>) {
     for name in fixtures().chain(rope_fixtures()) {
-        let expected = Expected::read(name);
         let settings = LlamaConfig::from_folder(&folder(name)).unwrap();
-        // A scale of the angles that depends on the length of the text makes a prompt differ from its parts.
-        let is_stepwise = expected.stepwise.is_some();
         for dtype in [DType::F32, DType::BF16] {
-            let run = |group: &mut ProcessGroup| -> Rows {
-                group.set_numerics(Numerics::Invariant);
-                let model = Arc::new(Llama::load(&folder(name), Some(dtype), group).unwrap());
-                let whole = forced(&model, &expected.input(), usize::MAX, group);
-                let rows = whole.chunks_exact(expected.vocabulary).map(<[u32]>::to_vec).enumerate();
-                let rows: Rows = rows.collect();
-                if dtype == DType::F32 {
-                    assert_eq!(whole.len(), expected.logits.len());
-                    for (got, want) in whole.iter().map(|bits| f32::from_bits(*bits)).zip(&expected.logits) {
-                        assert!(
-                            (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),
-                            "{name}: {got}, and should be {want}"
-                        );
-                    }
-                    let options = GenerateOptions {
-                        max_new_tokens: expected.tokens.len(),
-                        ..GenerateOptions::default()
-                    };
-                    assert_eq!(
-                        model.generate(&expected.prompt, &options, group).unwrap().tokens,
-                        expected.tokens,
-                        "{name}"
-                    );
-                }
-                if !is_stepwise {
-                    let mut passes = staggered(&model, &expected, Passes::Graph, group);
-                    passes.extend(mixed(&model, &expected, Passes::Eager, group));
-                    for (position, row) in passes {
-                        let got = bits(&row);
-                        assert!(
-                            got == rows[&position],
-                            "{name}, {}, position {position}",
-                            group.world_size()
-                        );
-                    }
-                }
-                rows
-            };
-            let alone = on_loopback(1, run).remove(0);
-            for size in legal_world_sizes(&settings, 8, Numerics::Invariant) {
-                for rows in on_loopback(size, run) {
+            let run = |group: &mut ProcessGroup| rows_of_fixture(name, dtype, group);
+            let alone = on(1, &run).remove(0);
+            for size in legal_world_sizes(&settings, most, Numerics::Invariant) {
+                for rows in on(size, &run) {
                     assert!(rows == alone, "{name}, {dtype}, {size} ranks");
                 }
             }
         }
     }
+}
+
+#[test]
+fn every_fixture_has_its_own_bits_in_passes_of_all_kinds_at_every_world_size() {
+    check_fixtures(8, |ranks, run| on_loopback(ranks, run));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_fixture_has_its_own_bits_on_every_number_of_gpus() {
+    check_fixtures(gpus() as usize, |ranks, run| on_gpus(ranks, &config(BackendChoice::Nccl), run));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn logits_are_the_same_on_every_number_of_gpus_batch_chunking_and_path() {
+    let shape = shape(8, 4);
+    let (text, prompts) = (tokens(70, 3), [1, 9, 2, 30, 64, 65, 5, 17].map(|n| tokens(n, 11 * n)));
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let arithmetic = (instruction_set::current(), Numerics::Invariant);
+        let run = |group: &mut ProcessGroup| {
+            let model = made(&shape, dtype, arithmetic, group);
+            let whole = forced(&model, &text, text.len(), group);
+            for chunk in [1, 7, 64] {
+                assert!(forced(&model, &text, chunk, group) == whole, "chunks of {chunk}, {dtype}");
+            }
+            let each: Vec<_> =
+                prompts.iter().map(|p| greedy(&model, slice::from_ref(p), 3, group).remove(0)).collect();
+            assert!(greedy(&model, &prompts, 3, group) == each, "a batch of {}, {dtype}", prompts.len());
+            (whole, each)
+        };
+        let alone = on_gpus(1, &config(BackendChoice::Nccl), run).remove(0);
+        for size in legal_world_sizes(&shape, gpus() as usize, Numerics::Invariant) {
+            for peer_memory in [true, false] {
+                let mut config = config(BackendChoice::Nccl);
+                config.process_group.peer_memory = peer_memory;
+                for got in on_gpus(size, &config, run) {
+                    assert!(got == alone, "{size} GPUs, {dtype}, peer memory {peer_memory}");
+                }
+            }
+        }
+    }
+}
+
+/// Runs `job` on the GPUs of this machine, one rank each.
+fn on_gpus<R: Send>(ranks: usize, config: &Config, job: impl Fn(&mut ProcessGroup) -> R + Sync) -> Vec<R> {
+    with_ranks(config, ranks, |mut manager| {
+        let result = job(manager.world());
+        manager.finalize().unwrap();
+        result
+    })
 }
 
 #[test]

@@ -8,10 +8,12 @@
 //! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt,
 //! or the passes of N sequences, until it is killed. It prints the microseconds of each.
 //! Without `--model`, the layers have the shapes of an 8-billion-parameter Llama (436 MB per layer) and random weights. All sequences
-//! hold the same tokens, so their logits must agree up to rounding, which is checked at each pass.
+//! hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. With `RYZ_MODEL__NUMERICS=invariant`
+//! they must have the same bits, whose digest is printed.
 //! `benches/peers/hugging_face.py` is the program to
 //! compare with on CPUs.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -22,11 +24,12 @@ use ryzanstein_benches::cupti::KernelTimes;
 use ryzanstein_benches::nodes::{self, Reads};
 use ryzanstein_benches::ranks;
 use ryzanstein_benches::suite::steps::{self, ModelShape};
+use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
-use ryzanstein_tensor_parallel::compute::for_group;
-use ryzanstein_tensor_parallel::{Llama, Passes, Tensor};
+use ryzanstein_tensor_parallel::{Compute as _, Cuda, Llama, Passes, Tensor};
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 /// Number of different tokens, which every model must have.
 const VOCABULARY: usize = 32_000;
@@ -129,19 +132,22 @@ fn rank(work: &Work) -> Result<()> {
     let mut rows = Vec::new();
     let mut of_first = None;
     for &n in &work.sequences {
-        let times =
+        let passes =
             kinds.iter().map(|kind| pass(&model, n, work, *kind, group)).collect::<Result<Vec<_>>>()?;
+        let times: Vec<f64> = passes.iter().map(|passes| passes.time).collect();
         let best = times.iter().copied().fold(f64::INFINITY, f64::min);
         let first = *of_first.get_or_insert(best);
         let mut row = vec![n.to_string()];
         row.extend(times.iter().map(|time| units::time(time * 1e6)));
         row.extend([format!("{:.1}", n as f64 / best), format!("{:.2}", best / first)]);
+        let digests: BTreeSet<&str> = passes.iter().map(|passes| &*passes.digest).collect();
+        row.push(Vec::from_iter(digests).join(" "));
         rows.push(row);
         results.push(json!({"sequences": n, "prompt": work.prompt, "us": best * 1e6}));
     }
     let mut head = vec!["sequences", "one by one"];
     head.extend(kinds.get(1).map(|_| "in a graph"));
-    head.extend(["tokens/s", "of the first's"]);
+    head.extend(["tokens/s", "of the first's", "digest"]);
     let is_first = group.rank().0 == 0;
     if is_first && !rows.is_empty() {
         print!("{}", table::columns(&head, 0, &rows));
@@ -162,7 +168,7 @@ fn rank(work: &Work) -> Result<()> {
     while let Some(follow) = work.follow {
         let time = match follow {
             Follow::Prompt(tokens) => one_prompt(&model, tokens, group)?,
-            Follow::Sequences(n) => pass(&model, n, work, kinds[0], group)?,
+            Follow::Sequences(n) => pass(&model, n, work, kinds[0], group)?.time,
         };
         if is_first {
             println!("{:.0}", time * 1e6);
@@ -193,7 +199,7 @@ fn one_prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Re
     let started = Instant::now();
     let logits = decoder.prefill(0, &text, group)?;
     let took = started.elapsed().as_secs_f64();
-    check(logits)?;
+    check(logits, group.numerics())?;
     Ok(took)
 }
 
@@ -223,7 +229,7 @@ fn print_nodes(model: &Arc<Llama>, work: &Work, group: &mut ProcessGroup) -> Res
 
 /// Returns the bytes per second at which a product of one row reads a large matrix.
 fn bandwidth(recorder: &KernelTimes, group: &ProcessGroup) -> Result<f64> {
-    let compute = for_group(group)?;
+    let compute = Cuda::new(group.device().context("a group without GPUs")?, 1)?;
     let matrix = compute.zeros(&LARGE, DType::BF16)?;
     let x = compute.zeros(&[1, LARGE[1]], DType::BF16)?;
     for _ in 0..PROMPTS {
@@ -234,16 +240,23 @@ fn bandwidth(recorder: &KernelTimes, group: &ProcessGroup) -> Result<f64> {
     Ok(matrix.bytes() as f64 / best as f64 * 1e9)
 }
 
-/// Returns the median time in seconds of a pass that gives each of `n` sequences a token.
+/// The median time in seconds of some passes, and the start of the SHA-256 of the logits of the first sequence.
+struct Measured {
+    time: f64,
+    digest: String,
+}
+
+/// Measures passes that give each of `n` sequences a token.
 fn pass(
     model: &Arc<Llama>,
     n: usize,
     &Work { prompt, passes, .. }: &Work,
     kind: Passes,
     group: &mut ProcessGroup,
-) -> Result<f64> {
+) -> Result<Measured> {
     let text: Vec<u32> = (0..prompt).map(token).collect();
     let mut decoder = model.decoder(n, prompt + WARM_UP + passes, kind)?;
+    let mut hash = Sha256::new();
     for sequence in 0..n {
         decoder.prefill(sequence, &text, group)?;
     }
@@ -254,23 +267,27 @@ fn pass(
         let started = Instant::now();
         let logits = decoder.decode(&tokens, group)?;
         let took = started.elapsed().as_secs_f64();
-        check(logits)?;
+        check(logits, group.numerics())?;
+        logits.values()?[..logits.columns()].iter().for_each(|logit| hash.update(logit.to_le_bytes()));
         if at >= WARM_UP {
             times.push(took);
         }
     }
     times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    let digest = hash.finalize().iter().take(6).fold(0, |all, byte| all << 8 | u64::from(*byte));
+    Ok(Measured { time: times[times.len() / 2], digest: format!("{digest:012x}") })
 }
 
-/// Checks that all rows agree up to the rounding of matrix products, which a library may split differently for different rows.
-fn check(logits: &Tensor) -> Result<()> {
+/// Checks that all rows agree: to the bit with invariant numerics, otherwise up to the rounding of matrix products, which a library may
+/// split differently for different rows.
+fn check(logits: &Tensor, numerics: Numerics) -> Result<()> {
     let values = logits.values()?;
     let first = &values[..logits.columns()];
     let greatest = first.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     ensure!(greatest.is_finite() && greatest > 0.0, "the greatest logit is {greatest}");
     for (row, values) in values.chunks_exact(first.len()).enumerate() {
         let far = first.iter().zip(values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        ensure!(numerics == Numerics::Fast || first == values, "row {row} has other bits than the first");
         ensure!(far <= 0.02 * greatest, "row {row} is {far} away from the first, of {greatest}");
     }
     Ok(())

@@ -49,6 +49,7 @@ functions! {
         cuGraphExecDestroy,
         cuGraphDestroy,
         cuLaunchKernelEx,
+        cuTensorMapEncodeTiled,
     }
 }
 

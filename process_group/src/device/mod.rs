@@ -38,6 +38,7 @@ pub(crate) mod shared;
 mod slices;
 mod stream;
 pub(crate) mod symbols;
+mod tensor_map;
 pub(crate) mod tracked;
 pub(crate) mod wire;
 
@@ -66,3 +67,5 @@ pub use pinned::PinnedBuffer;
 pub use stream::Stream;
 #[doc(hidden)]
 pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Unusable, Version};
+#[doc(hidden)]
+pub use tensor_map::TensorMap;

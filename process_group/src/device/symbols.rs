@@ -214,6 +214,7 @@ bindings!(A1 A2 A3 A4 A5 A6 A7);
 bindings!(A1 A2 A3 A4 A5 A6 A7 A8);
 bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9);
 bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10);
+bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12);
 bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12 A13 A14 A15 A16);
 
 /// Calls a library's function: `foreign!(nccl, table.ncclCommAbort(communicator))`. The first word is cudarc's module of the

@@ -149,7 +149,7 @@ impl Compute for Host {
         self.numerics
     }
 
-    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> Result<Tensor> {
+    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize, out: DType) -> Result<Tensor> {
         if self.numerics != Numerics::Invariant {
             return Err(ConfigurationError::FastOnly.into());
         }
@@ -157,8 +157,11 @@ impl Compute for Host {
         let parts = (0..leaves).map(|leaf| self.slice_columns(x, leaf * k..(leaf + 1) * k));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let parts = parts.iter().map(Tensor::host).collect::<Result<Vec<_>>>()?;
-        let sums = self.products.multiply::<f32>(&self.threads, (&parts, weight.host()?), None, [m, k, n]);
-        Ok(Tensor::from_storage(&[m, n], Storage::from(sums)))
+        let weight = weight.host()?;
+        let sums = with_float!(out, T => {
+            Storage::from(self.products.multiply::<T>(&self.threads, (&parts, weight), None, [m, k, n]))
+        })?;
+        Ok(Tensor::from_storage(&[m, n], sums))
     }
 
     fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {

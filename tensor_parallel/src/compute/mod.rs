@@ -24,14 +24,14 @@ pub use self::operations::{AttentionCall, Compute, HeadNorms, LayerCache};
 #[doc(hidden)]
 pub use self::product::instruction_set;
 pub(crate) use self::sizing::Sizing;
-use crate::error::{ConfigurationError, Result};
+use crate::error::Result;
 use crate::threads;
 
 /// Returns the arithmetic for a rank of a group whose members compute at the same time: on its GPU, or on its share of the CPUs
 /// that it may use. Its numerics are those of the group.
 ///
 /// # Errors
-/// Returns an error if the group has a GPU that cannot compute, or invariant numerics on a GPU.
+/// Returns an error if the group has a GPU that cannot compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
     for_ranks(group, group.numerics())
 }
@@ -40,9 +40,21 @@ pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
 pub(crate) fn for_ranks(group: &ProcessGroup, numerics: Numerics) -> Result<Box<dyn Compute>> {
     let threads = threads::per_rank(group.sharing_cpus());
     match (group.device(), numerics) {
-        (Some(_), Numerics::Invariant) => Err(ConfigurationError::FastOnly.into()),
-        (Some(device), Numerics::Fast) => Ok(Box::new(Cuda::new(device, threads)?)),
+        (Some(device), numerics) => Ok(Box::new(Cuda::with_numerics(device, threads, numerics)?)),
         (None, numerics) => Ok(Box::new(Host::with_numerics(threads, instruction_set::current(), numerics))),
+    }
+}
+
+#[doc(hidden)]
+/// Returns the name of the arithmetic of a rank: results have the same bits only with the same one.
+pub fn arithmetic(group: &ProcessGroup, numerics: Numerics) -> String {
+    match (group.device(), numerics) {
+        (Some(device), _) => {
+            let (major, minor) = device.info().capability;
+            format!("sm_{major}{minor}")
+        }
+        (None, Numerics::Fast) => instruction_set::current().to_string(),
+        (None, Numerics::Invariant) => instruction_set::invariant(instruction_set::current()).to_string(),
     }
 }
 

@@ -165,14 +165,14 @@ pub trait Compute: fmt::Debug + Send + Sync {
         Numerics::Fast
     }
 
-    /// Computes `x[m, k] · weightᵀ` in `f32`, with the inputs in `leaves` equal parts. The products of the parts are added as a
-    /// [tree](crate::shard::split_leaves). `weight` is `[leaves × n, k / leaves]`: the rows for each part in turn. Only layers with
-    /// invariant numerics call it.
+    /// Computes `x[m, k] · weightᵀ` with the inputs in `leaves` equal parts. The products of the parts are added in `f32` as a
+    /// [tree](crate::shard::split_leaves), and the sum is rounded to `out`. `weight` is `[leaves × n, k / leaves]`: the rows for each
+    /// part in turn. Only layers with invariant numerics call it.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit. The default returns an error.
-    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> Result<Tensor> {
-        let _ = (x, weight, leaves);
+    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize, out: DType) -> Result<Tensor> {
+        let _ = (x, weight, leaves, out);
         Err(ConfigurationError::FastOnly.into())
     }
 
@@ -184,6 +184,22 @@ pub trait Compute: fmt::Debug + Send + Sync {
     fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
         let _ = (terms, out);
         Err(ConfigurationError::FastOnly.into())
+    }
+
+    /// Adds the [sum](Self::sum_of_leaves) of the terms to `x[rows, columns]`, and returns the [norm](Self::rms_norm) of the result, as
+    /// [`add_norm`](Self::add_norm) does.
+    ///
+    /// # Errors
+    /// Returns the errors of both.
+    fn add_norm_of_leaves(
+        &self,
+        x: &mut Tensor,
+        terms: &Tensor,
+        weight: &Tensor,
+        epsilon: f32,
+    ) -> Result<Tensor> {
+        let sum = self.sum_of_leaves(terms, x.dtype())?;
+        self.add_norm(x, &sum, weight, epsilon)
     }
 
     /// Looks up row `id - first` of `table` for each token. Ids outside `first..first + rows` give zeros.

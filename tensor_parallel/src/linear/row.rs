@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use ryzanstein_config::Numerics;
+use ryzanstein_process_group::DType;
 
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::communicator::Communicator;
@@ -88,8 +89,8 @@ impl RowParallelLinear {
         Ok(Self { weight, leaves, bias, inputs: mine, options })
     }
 
-    /// Returns the sum over all ranks, by one all-reduce or, with invariant numerics, one all-gather, plus the bias. Without `reduce_results`, returns this rank's term of
-    /// the sum.
+    /// Returns the sum over all ranks, by one all-reduce or, with invariant numerics, one all-gather, plus the bias. Without
+    /// `reduce_results`, returns this rank's term of the sum.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
@@ -130,6 +131,14 @@ impl RowParallelLinear {
             group.all_reduce_add_norm(&mut y, residual, norm.weight(), norm.epsilon())?;
             return Ok(y);
         }
+        if let Some(leaves) = self.leaves
+            && self.options.reduce_results
+            && self.bias.is_none()
+            && group.world_size() > 1
+        {
+            let terms = self.terms(x, leaves, compute, group)?;
+            return compute.add_norm_of_leaves(residual, &terms, norm.weight(), norm.epsilon());
+        }
         let y = self.forward(x, compute, group)?;
         compute.add_norm(residual, &y, norm.weight(), norm.epsilon())
     }
@@ -156,17 +165,28 @@ impl RowParallelLinear {
         compute: &dyn Compute,
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
-        let mine = compute.linear_of_leaves(self.input(x, compute, &mut None)?, &self.weight, leaves)?;
-        let ranks = if self.options.reduce_results { group.world_size() } else { 1 };
-        let shape = [ranks, mine.rows(), mine.columns()];
-        let terms = if ranks == 1 {
-            mine.reshape(&shape)?
-        } else {
-            let mut terms = compute.scratch(&shape, mine.dtype())?;
-            group.all_gather(&mine, &mut terms)?;
-            terms
-        };
-        compute.sum_of_leaves(&terms, x.dtype())
+        if self.options.reduce_results && group.world_size() > 1 {
+            return compute.sum_of_leaves(&self.terms(x, leaves, compute, group)?, x.dtype());
+        }
+        let mut held = None;
+        let x = self.input(x, compute, &mut held)?;
+        compute.linear_of_leaves(x, &self.weight, leaves, x.dtype())
+    }
+
+    /// Returns the terms of the sum of all ranks.
+    fn terms(
+        &self,
+        x: &Tensor,
+        leaves: usize,
+        compute: &dyn Compute,
+        group: &mut dyn Communicator,
+    ) -> Result<Tensor> {
+        let mut held = None;
+        let x = self.input(x, compute, &mut held)?;
+        let mine = compute.linear_of_leaves(x, &self.weight, leaves, DType::F32)?;
+        let mut terms = compute.scratch(&[group.world_size(), mine.rows(), mine.columns()], DType::F32)?;
+        group.all_gather(&mine, &mut terms)?;
+        Ok(terms)
     }
 
     /// Returns this rank's features of `x`, which are `x` itself or copied into `held`.

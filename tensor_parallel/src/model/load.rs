@@ -15,7 +15,7 @@ use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors
 use super::report::LoadReport;
 use super::stage::Stage;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
-use crate::compute::{self, Compute, SlotMapping, instruction_set};
+use crate::compute::{self, Compute, SlotMapping};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::shard;
 use crate::tensor::Tensor;
@@ -151,7 +151,7 @@ impl Llama {
     /// `groups` is a group that shares each layer, or a [manager](ryzanstein_process_group::ProcessGroupManager), whose layout
     /// may also divide the layers into pipeline stages. Pass the same to every call of the model.
     ///
-    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](instruction_set).
+    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](crate::compute::instruction_set).
     /// Settings, shapes, world size and these are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends
     /// with a first pass, so that the usual kernels are compiled before the first request.
     ///
@@ -206,7 +206,7 @@ impl Llama {
 
     /// Loads this rank's shard of a model from a folder that only `root` can read, a rank in the world of `groups`. The
     /// `directory` and `dtype` of other ranks are ignored. The root reads the shard of each rank and sends it only to that rank.
-    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](instruction_set). If one
+    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](crate::compute::instruction_set). If one
     /// rank fails, all do.
     ///
     /// # Errors
@@ -357,17 +357,10 @@ pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) 
     check_all_ranks_of(mine, |_| (), groups)
 }
 
-/// Fails on all ranks if their CPUs would add in different orders. GPUs of one group are of the same type.
+/// Fails on all ranks if they would add in different orders.
 fn check_arithmetic(numerics: Numerics, groups: &mut dyn ModelGroups) -> Result<()> {
-    let group = groups.tensor();
-    let mine = match (group.device(), numerics) {
-        (Some(_), numerics) => format!("{numerics} numerics"),
-        (None, Numerics::Fast) => format!("fast numerics and {}", instruction_set::current()),
-        (None, Numerics::Invariant) => {
-            format!("invariant numerics and {}", instruction_set::invariant(instruction_set::current()))
-        }
-    };
-    compare_arithmetic(mine, groups)
+    let arithmetic = compute::arithmetic(groups.tensor(), numerics);
+    compare_arithmetic(format!("{numerics} numerics and {arithmetic}"), groups)
 }
 
 fn compare_arithmetic(mine: String, groups: &mut dyn ModelGroups) -> Result<()> {

@@ -8,7 +8,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table::{self, Cell, Column, Screen};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager, Rank};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
-use ryzanstein_tensor_parallel::compute::{self, instruction_set};
+use ryzanstein_tensor_parallel::compute;
 use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{
     ConfigurationError, Error, Llama, LlamaConfig, Passes, Sampling, legal_world_sizes,
@@ -38,10 +38,7 @@ struct Digests {
 /// true if all have the same digest. Every rank calls this.
 pub(super) fn compare(manager: &mut ProcessGroupManager, screen: Screen) -> Result<(String, bool), Error> {
     let world = manager.world();
-    if world.device().is_some() {
-        return Err(ConfigurationError::FastOnly.into());
-    }
-    let set = instruction_set::invariant(instruction_set::current()).to_string();
+    let set = compute::arithmetic(world, Numerics::Invariant);
     let sets = world.all_gather_object(&set)?;
     if let Some(other) = sets.iter().position(|other| *other != set) {
         let (rank, other) = (Rank(other as u32), world.rank());

@@ -23,7 +23,7 @@ pub struct Options<'a> {
     pub job: &'a str,
     /// True to compare latencies with the documented targets on CPUs too. The targets are for GPUs.
     pub targets: bool,
-    /// True to check invariant numerics, on CPUs.
+    /// True to check invariant numerics.
     pub invariant: bool,
     /// The destination of the report.
     pub screen: Screen,

@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Exit with code 1 if a target is missed or none can be judged; implies --targets
     #[arg(long)]
     strict: bool,
-    /// On CPUs: compare the bits of a model's logits on 1, 2, 4 and 8 ranks, with model.numerics = invariant
+    /// Compare the bits of a model's logits on 1, 2, 4 and 8 ranks, with model.numerics = invariant
     #[arg(long)]
     invariant: bool,
     #[command(flatten)]

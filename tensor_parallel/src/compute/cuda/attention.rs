@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
 use bytemuck::{Pod, Zeroable};
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
@@ -32,6 +33,7 @@ const LONGEST: usize = 256;
 #[repr(C)]
 struct Shape {
     rows: u32,
+    run: u32,
     kv_heads: u32,
     capacity: u32,
     window: u32,
@@ -134,6 +136,7 @@ impl Cuda {
         to_u32("queries", rows.saturating_mul(heads / kv_heads))?;
         let shape = Shape {
             rows: to_u32("positions", rows)?,
+            run: 0,
             kv_heads: to_u32("heads", kv_heads)?,
             capacity: to_u32("positions", capacity)?,
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
@@ -161,7 +164,8 @@ impl Cuda {
     ) -> Result<()> {
         let (start, rows) = (part.rows.start, part.rows.len());
         let (dtype, group) = (qkv.dtype(), heads / kv_heads);
-        let shape = Shape { rows: to_u32("positions", rows)?, ..shape };
+        let run = if part.is_single { 1 } else { rows };
+        let shape = Shape { rows: to_u32("positions", rows)?, run: run as u32, ..shape };
         let prefill_by = Prefill::choose(dtype, head_dim, self.gpu.device.info().capability);
         let source = Source::Attention(dtype, head_dim, group, prefill_by);
         let device = batch.device()?;
@@ -178,13 +182,14 @@ impl Cuda {
             kernel.block(&device.rotations, start * rotations)?.block(&device.state, start * slots)?;
             Ok(kernel)
         };
-        if part.is_single {
-            let across = rows * heads / heads_a_block(group, head_dim);
-            if across > ARRIVALS {
-                return Err(Error::input(format!(
-                    "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
-                )));
-            }
+        let across = rows * heads / heads_a_block(group, head_dim);
+        if part.is_single && across > ARRIVALS {
+            return Err(Error::input(format!(
+                "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
+            )));
+        }
+        // Only the kernel for many positions adds those before in an order that does not depend on their number.
+        if part.is_single && self.numerics == Numerics::Fast {
             let splits = self.splits(across, cache.capacity());
             // The block returns to the pool at the end of this function: its next user comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * splits * (head_dim + 2) * size_of::<f32>())?;
@@ -203,13 +208,14 @@ impl Cuda {
         // SAFETY: a block reads the slot and rotations of one row, and one key and value head of the input, and writes them to
         // that slot of the cache, which was checked as above.
         unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
-        let tiles = (rows * group).div_ceil(prefill_by.queries(head_dim)) as u32;
+        let tiles = (run * group).div_ceil(prefill_by.queries(head_dim)) as u32;
         let mut prefill = begin("prefill")?;
         prefill.read(&cache.keys)?.read(&cache.values)?.write_from(y, start)?.value(shape);
         let (threads, shared) = (prefill_by.threads(), prefill_by.shared_bytes(head_dim));
-        // SAFETY: a block reads rows of the part with their rotations, and keys and values of the one sequence up to the last
-        // row's position, which the cache has as rows follow each other; it writes its rows and heads of `y`.
-        unsafe { prefill.launch_with_shared([tiles, shape.kv_heads], threads, shared) }
+        let runs = (rows / run) as u32;
+        // SAFETY: a block reads rows of one run of the part with their rotations, and keys and values of its sequence up to the last
+        // row's position, which the cache has as rows of a run follow each other; it writes its rows and heads of `y`.
+        unsafe { prefill.launch_with_shared([tiles, shape.kv_heads * runs], threads, shared) }
     }
 
     /// Returns the number of splits of the positions, enough to keep every multiprocessor busy when the cache is full.

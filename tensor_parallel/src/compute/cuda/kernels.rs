@@ -8,15 +8,22 @@ use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::Kernel;
 
 use super::attention::Prefill;
+use super::gemm::Tiles;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
 
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
 const VECTOR: &str = include_str!("kernels/vector.cu");
+const GEMM: &str = concat!(
+    include_str!("kernels/mma.cu"),
+    include_str!("kernels/wgmma.cu"),
+    include_str!("kernels/gemm.cu")
+);
 const ATTENTION: &str = concat!(
     include_str!("kernels/attention.cu"),
     include_str!("kernels/mma.cu"),
+    include_str!("kernels/wgmma.cu"),
     include_str!("kernels/decode_vectors.cu"),
     include_str!("kernels/decode_mma.cu"),
     include_str!("kernels/decode.cu"),
@@ -33,6 +40,8 @@ pub(super) enum Source {
     Rows(DType, DType),
     /// Matrix times vector: the types of the vector, the matrix and the product.
     Vector(DType, DType, DType),
+    /// Products of several rows on the tensor cores of Hopper: the types of the operands and of the product, and its tiles.
+    Gemm(DType, DType, Tiles),
     /// Attention: type, length of a head, query heads per key/value head, and the kernel of prefill.
     Attention(DType, usize, usize, Prefill),
 }
@@ -42,6 +51,7 @@ impl Source {
         match self {
             Self::Rows(..) => "rows.cu",
             Self::Vector(..) => "vector.cu",
+            Self::Gemm(..) => "gemm.cu",
             Self::Attention(..) => "attention.cu",
         }
     }
@@ -60,10 +70,16 @@ impl Source {
                     ("RESULT", result.to_string()),
                 ],
             ),
+            Self::Gemm(element, result, tiles) => {
+                let mut defined = tiles.macros();
+                defined.extend([("ELEMENT", element.to_string()), ("RESULT", result.to_string())]);
+                (GEMM, defined)
+            }
             Self::Attention(element, head_dim, group, prefill) => (
                 ATTENTION,
                 vec![
                     ("ELEMENT", element.to_string()),
+                    ("WGMMA_N", head_dim.to_string()),
                     ("HEAD_DIM", head_dim.to_string()),
                     ("GROUP", group.to_string()),
                     (prefill.name(), String::new()),
@@ -122,6 +138,12 @@ mod tests {
                 for other in types {
                     sources.push(Source::Rows(element, other));
                     sources.extend(types.map(|result| Source::Vector(element, other, result)));
+                }
+                if element != DType::F32 && capability == (9, 0) {
+                    for tiles in Tiles::all() {
+                        sources
+                            .extend([element, DType::F32].map(|result| Source::Gemm(element, result, tiles)));
+                    }
                 }
                 for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
                     let prefill = Prefill::choose(element, head_dim, capability);

@@ -169,7 +169,7 @@ impl Kernels {
     }
 
     /// Returns the address of a row of a tensor on this GPU.
-    fn row_of(&self, tensor: &Tensor, row: usize) -> Result<u64> {
+    pub(super) fn row_of(&self, tensor: &Tensor, row: usize) -> Result<u64> {
         assert!(row <= tensor.rows(), "the tensor has the row");
         Ok(self.here(tensor)?.address() + (row * tensor.columns() * tensor.dtype().size()) as u64)
     }

@@ -1,10 +1,15 @@
-//! Products with weights: one row with a kernel of our own, several rows with cuBLASLt.
+//! Products with weights: few rows with a kernel of our own, many rows with cuBLASLt. With invariant numerics, all rows with the same
+//! kernel of our own.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 
+use std::ops::Range;
+
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
+use super::gemm::{FEW_ROWS, Sums};
 use super::kernels::{Kernels, Source};
 use super::launch::to_u32;
 use super::matmul::{Operands, Problem};
@@ -15,6 +20,12 @@ use crate::tensor::Tensor;
 /// Threads of a block, as in `vector.cu`.
 const VECTOR_THREADS: u32 = 128;
 const VECTOR_ROWS: usize = 2;
+/// The maximum of the second dimension of a grid.
+const MOST_VECTORS: usize = 65_535;
+/// Rows of `x` whose products of parts are in memory at once.
+const ROWS_OF_LEAVES: usize = 512;
+/// The maximum number of rows for which our kernel is faster than cuBLASLt.
+const FASTER_ROWS: usize = 32;
 
 impl Cuda {
     /// Computes `x · weightᵀ + bias`, in type `out`.
@@ -31,13 +42,9 @@ impl Cuda {
         if m == 0 || n == 0 || (k == 0 && bias.is_none()) {
             return self.zeros(&[m, n], out);
         }
-        if m == 1 {
-            let mut y = self.scratch(&[1, n], out)?;
-            self.kernels.matrix_vector(x, weight, bias, false, &mut y)?;
-            return Ok(y);
-        }
         if k > 0 {
-            return self.multiply_rows(x, weight, bias, out);
+            let ours = self.multiply_ourselves(x, weight, bias, (false, out))?;
+            return ours.map_or_else(|| self.multiply_rows(x, weight, bias, out), Ok);
         }
         let mut y = self.zeros(&[m, n], out)?;
         if let Some(bias) = bias {
@@ -54,14 +61,72 @@ impl Cuda {
         bias: Option<&Tensor>,
     ) -> Result<Tensor> {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
-        if m != 1 || k == 0 || n == 0 || !n.is_multiple_of(VECTOR_ROWS) {
-            return self.swiglu(&self.multiply(x, weight, bias, x.dtype())?);
+        if m > 0 && k > 0 && n > 0 && n.is_multiple_of(2) {
+            let mut converted = None;
+            let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut converted)).transpose()?;
+            if let Some(y) = self.multiply_ourselves(x, weight, bias, (true, x.dtype()))? {
+                return Ok(y);
+            }
         }
-        let mut converted = None;
-        let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut converted)).transpose()?;
-        let mut y = self.scratch(&[1, n / 2], x.dtype())?;
-        self.kernels.matrix_vector(x, weight, bias, true, &mut y)?;
+        self.swiglu(&self.multiply(x, weight, bias, x.dtype())?)
+    }
+
+    /// Computes the products of the parts of `x`, and rounds their sum as a tree to `out`.
+    pub(super) fn multiply_leaves(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        leaves: usize,
+        out: DType,
+    ) -> Result<Tensor> {
+        let [m, k, n] = shapes::linear_of_leaves(x, weight, leaves)?;
+        if m == 0 || k == 0 || n == 0 {
+            return self.zeros(&[m, n], out);
+        }
+        let mut y = self.scratch(&[m, n], out)?;
+        let (has_gemm, sums) = (self.has_gemm(x, weight, leaves), Sums { leaves, ..Sums::WHOLE });
+        if has_gemm && (m <= FEW_ROWS || leaves == 1) {
+            self.kernels.gemm((x, 0..m), weight, None, sums, &mut y, &self.arrivals)?;
+            return Ok(y);
+        }
+        for first in (0..m).step_by(ROWS_OF_LEAVES) {
+            let rows = first..m.min(first + ROWS_OF_LEAVES);
+            let mut terms = self.scratch(&[leaves * rows.len(), n], DType::F32)?;
+            if has_gemm {
+                let apart = Sums { is_apart: true, ..sums };
+                self.kernels.gemm((x, rows.clone()), weight, None, apart, &mut terms, &self.arrivals)?;
+            } else {
+                self.kernels.matrix_vector((x, rows.clone()), weight, None, (leaves, false), &mut terms)?;
+            }
+            self.kernels.sum_of_leaves(&terms.reshape(&[leaves, rows.len(), n])?, &mut y, first)?;
+        }
         Ok(y)
+    }
+
+    /// Computes a product with a kernel of our own, or returns `None` if the library is faster. With invariant numerics, a row of the result
+    /// depends on that row of `x` alone.
+    fn multiply_ourselves(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        (is_gated, out): (bool, DType),
+    ) -> Result<Option<Tensor>> {
+        let (m, is_invariant) = (x.rows(), self.numerics == Numerics::Invariant);
+        let leaves = if is_invariant { 1 } else { self.leaves_for_speed(x, weight) };
+        let has_gemm = self.has_gemm(x, weight, leaves) && (is_invariant || (2..=FASTER_ROWS).contains(&m));
+        if !has_gemm && !is_invariant && m != 1 {
+            return Ok(None);
+        }
+        let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
+        let mut y = self.scratch(&[m, outputs], out)?;
+        if has_gemm {
+            let sums = Sums { leaves, is_gated, is_apart: false };
+            self.kernels.gemm((x, 0..m), weight, bias, sums, &mut y, &self.arrivals)?;
+        } else {
+            self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
+        }
+        Ok(Some(y))
     }
 
     /// Computes a product of several rows with an `f32` bias.
@@ -132,35 +197,56 @@ impl Cuda {
 }
 
 impl Kernels {
-    /// Computes `out[n] = matrix[n, k] · x[k] + bias[n]` with the kernel of `vector.cu`. If `is_gated`, the first half of these are
-    /// gates, and `out[n / 2] = silu(gate) × up`.
+    /// Computes what [`gemm`](Self::gemm) does for some rows of `x` with the kernel of `vector.cu`, one row after the other. The products of
+    /// parts stay apart: `out` is `[leaves, rows, n]`, and the weight has the rows for each part in turn.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit, or the bias is not `f32`.
     fn matrix_vector(
         &self,
-        x: &Tensor,
+        (x, rows): (&Tensor, Range<usize>),
         matrix: &Tensor,
         bias: Option<&Tensor>,
-        is_gated: bool,
+        (leaves, is_gated): (usize, bool),
         out: &mut Tensor,
     ) -> Result<()> {
-        let (n, k) = (matrix.rows(), matrix.columns());
+        let (m, n, k) = (rows.len(), matrix.rows() / leaves, matrix.columns());
         let outputs = if is_gated { n / VECTOR_ROWS } else { n };
-        if x.count() != k || out.count() != outputs || (is_gated && outputs * VECTOR_ROWS != n) {
+        let fits =
+            [matrix.rows(), x.columns()] == [leaves * n, leaves * k] && out.count() == leaves * m * outputs;
+        if !fits || rows.end > x.rows() || (is_gated && (outputs * VECTOR_ROWS != n || leaves != 1)) {
             return Err(Error::shape_mismatch("product", matrix, x));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
             return Err(Error::shape_mismatch("bias", matrix, bias));
         }
         let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype());
-        let mut call = self.call(source, "matrix_vector");
-        call.read(x)?.read(matrix)?.read_optional(bias)?.write(out)?;
-        call.value(to_u32("rows", n)?).value(to_u32("columns", k)?).value(u32::from(is_gated));
-        call.value(u32::from(self.here(matrix)?.is_settled()));
-        // SAFETY: a block reads all `k` elements of `x`, VECTOR_ROWS of the matrix's `n` rows of `k`, and as many floats of
-        // the bias unless it is null, and writes as many elements of `out`, or one if it is gated: checked above. It reads the
-        // matrix before the previous kernel has ended only if no kernel has written it.
-        unsafe { call.launch([n.div_ceil(VECTOR_ROWS) as u32, 1], VECTOR_THREADS) }
+        let sizes = [
+            to_u32("rows", n)?,
+            to_u32("columns", k)?,
+            u32::from(is_gated),
+            u32::from(self.here(matrix)?.is_settled()),
+        ];
+        let stride = to_u32("columns", x.columns())?;
+        for leaf in 0..leaves {
+            for first in (0..m).step_by(MOST_VECTORS) {
+                let mut call = self.call(source, "matrix_vector");
+                call.read_from(x, rows.start + first)?
+                    .read_from(matrix, leaf * n)?
+                    .read_optional(bias)?
+                    .write_from(out, leaf * m + first)?;
+                for size in sizes {
+                    call.value(size);
+                }
+                call.value(stride).value((leaf * k) as u64);
+                let vectors = (m - first).min(MOST_VECTORS) as u32;
+                // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, VECTOR_ROWS of the leaf's
+                // `n` rows of the matrix, and as many floats of the bias unless it is null, and writes as many elements of that row of
+                // the leaf in `out`, or one if it is gated: checked above. It reads the matrix before the previous kernel has ended only
+                // if no kernel has written it.
+                unsafe { call.launch([n.div_ceil(VECTOR_ROWS) as u32, vectors], VECTOR_THREADS) }?;
+            }
+        }
+        Ok(())
     }
 }

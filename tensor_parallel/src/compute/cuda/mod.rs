@@ -5,6 +5,7 @@
 
 mod attention;
 mod batch;
+mod gemm;
 mod kernels;
 mod launch;
 mod linear;
@@ -14,6 +15,7 @@ mod rows;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{Buffer as _, DType};
 
@@ -42,6 +44,7 @@ pub struct Cuda {
     /// Counters of finished blocks, which are zero between launches.
     arrivals: Block,
     gpu: Arc<Gpu>,
+    numerics: Numerics,
 }
 
 impl Cuda {
@@ -52,11 +55,19 @@ impl Cuda {
     /// # Errors
     /// Returns an error if cuBLASLt is not found or the device fails.
     pub fn new(device: &Device, threads: usize) -> Result<Self> {
+        Self::with_numerics(device, threads, Numerics::Fast)
+    }
+
+    /// Computes as [`new`](Self::new) does, with these numerics.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new).
+    pub fn with_numerics(device: &Device, threads: usize, numerics: Numerics) -> Result<Self> {
         let gpu = Gpu::new(device, threads);
         let matmul = Matmul::new(&gpu)?;
         let mut arrivals = gpu.keep(ARRIVALS * size_of::<u32>())?;
         arrivals.clear()?;
-        Ok(Self { matmul, kernels: Kernels::new(&gpu), arrivals, gpu })
+        Ok(Self { matmul, kernels: Kernels::new(&gpu), arrivals, gpu, numerics })
     }
 
     /// Copies a tensor to the device. Returns a tensor unchanged if it is already there.
@@ -117,6 +128,33 @@ impl Compute for Cuda {
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         self.multiply(x, weight, bias, out)
+    }
+
+    fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    fn linear_of_leaves(&self, x: &Tensor, weight: &Tensor, leaves: usize, out: DType) -> Result<Tensor> {
+        self.multiply_leaves(x, weight, leaves, out)
+    }
+
+    fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
+        let [_, rows, columns] = shapes::sum_of_leaves(terms)?;
+        let mut y = self.scratch(&[rows, columns], out)?;
+        self.kernels.sum_of_leaves(terms, &mut y, 0)?;
+        Ok(y)
+    }
+
+    fn add_norm_of_leaves(
+        &self,
+        x: &mut Tensor,
+        terms: &Tensor,
+        weight: &Tensor,
+        epsilon: f32,
+    ) -> Result<Tensor> {
+        let mut normed = self.scratch(x.shape(), x.dtype())?;
+        self.kernels.add_norm_of_leaves(x, terms, (weight, epsilon), &mut normed)?;
+        Ok(normed)
     }
 
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {

@@ -4,10 +4,12 @@
 
 use std::ops::Range;
 
+use bytemuck::{Pod, Zeroable};
 use ryzanstein_process_group::DType;
 
 use super::kernels::{Kernels, Source};
-use super::launch::to_u32;
+use super::launch::{KernelCall, to_u32};
+use crate::checkpoint::LEAVES;
 use crate::compute::batch::{Batch, DeviceBatch, Part};
 use crate::compute::operations::HeadNorms;
 use crate::error::{Error, Result};
@@ -16,11 +18,60 @@ use crate::tensor::Tensor;
 
 /// The maximum of the second dimension of a grid.
 const MOST_ROWS: u32 = 65_535;
+/// Levels of the largest tree of `sum_of_leaves`.
+const MOST_LEVELS: u32 = LEAVES.ilog2();
 
 /// Returns the number of threads that normalise a row: one for each access of 16 bytes, if the row is short enough.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
     let elements = 16 / x.dtype().size().max(weight.dtype().size());
     x.columns().div_ceil(elements).next_multiple_of(32).clamp(32, 1024) as u32
+}
+
+/// Terms `[count, rows, columns]` of a sum of leaves.
+#[derive(Clone, Copy)]
+struct Terms<'a> {
+    tensor: &'a Tensor,
+    count: usize,
+}
+
+/// `Terms` of `rows.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct TermsOfKernel {
+    first: u64,
+    length: u64,
+    levels: u32,
+    odd: u32,
+}
+
+impl<'a> Terms<'a> {
+    /// Checks that the sum of the terms has the columns of `sum`, and rows of it from `first` on.
+    fn new(tensor: &'a Tensor, sum: &Tensor, first: usize) -> Result<Self> {
+        match *tensor.shape() {
+            [count, rows, columns]
+                if columns == sum.columns()
+                    && first + rows <= sum.rows()
+                    && count > 0
+                    && count.trailing_zeros() <= MOST_LEVELS
+                    && tensor.dtype() == DType::F32 =>
+            {
+                Ok(Self { tensor, count })
+            }
+            _ => Err(Error::shape_mismatch("sum of leaves", tensor, sum)),
+        }
+    }
+
+    /// Returns the number of elements of a term.
+    fn length(self) -> usize {
+        self.tensor.count() / self.count
+    }
+
+    fn add_to(self, call: &mut KernelCall<'a>, kernels: &Kernels) -> Result<()> {
+        let (first, levels) = (kernels.row_of(self.tensor, 0)?, self.count.trailing_zeros());
+        let odd = (self.count >> levels) as u32;
+        call.value(TermsOfKernel { first, length: self.length() as u64, levels, odd });
+        Ok(())
+    }
 }
 
 impl Kernels {
@@ -62,6 +113,50 @@ impl Kernels {
         // SAFETY: the kernel reads and writes `count` elements of `x` and reads `period` elements of `y`, which is their whole
         // length.
         unsafe { call.launch_over(count) }
+    }
+
+    /// Adds terms `[count, rows, columns]` as a [tree](crate::shard::split_leaves), and rounds them once to the rows of `out` from `first`
+    /// on.
+    ///
+    /// # Errors
+    /// Returns an error if the terms are not as long as `out`, or not `f32`.
+    pub(super) fn sum_of_leaves(&self, terms: &Tensor, out: &mut Tensor, first: usize) -> Result<()> {
+        let terms = Terms::new(terms, out, first)?;
+        let mut call = self.call(Source::Rows(out.dtype(), DType::F32), "sum_of_leaves");
+        call.write_from(out, first)?;
+        terms.add_to(&mut call, self)?;
+        // SAFETY: the kernel reads the terms, and writes as many elements of `out` as each has, from row `first` on: checked above.
+        unsafe { call.launch_over(terms.length()) }
+    }
+
+    /// Adds the sum of terms to `x`, then computes `out` as [`rms_norm`](Self::rms_norm) does.
+    ///
+    /// # Errors
+    /// Returns an error if the weight is not as long as a row, or if shapes or types of the others differ.
+    pub(super) fn add_norm_of_leaves(
+        &self,
+        x: &mut Tensor,
+        terms: &Tensor,
+        (weight, epsilon): (&Tensor, f32),
+        out: &mut Tensor,
+    ) -> Result<()> {
+        let columns = x.columns();
+        if weight.count() != columns {
+            return Err(Error::shape_mismatch("norm", x, weight));
+        }
+        let terms = Terms::new(terms, x, 0)?;
+        if out.shape() != x.shape() || out.dtype() != x.dtype() || terms.length() != x.count() {
+            return Err(Error::shape_mismatch("sum and norm", x, out));
+        }
+        let rows = to_u32("rows", x.rows())?;
+        let threads = norm_threads(x, weight);
+        let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm_of_leaves");
+        call.write(x)?;
+        terms.add_to(&mut call, self)?;
+        call.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
+        // SAFETY: a block reads a row of `x`, of each term and the weight, all of `columns` elements, and writes a row of `x` and of
+        // `out`: checked above.
+        unsafe { call.launch([rows, 1], threads) }
     }
 
     /// Computes `out = x`, rounded to the type of `out`.

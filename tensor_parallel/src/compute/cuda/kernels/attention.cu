@@ -12,7 +12,8 @@ constexpr int HALF = HEAD_DIM / 2;
 #define UNSEEN (__int_as_float(0xff800000))
 
 struct Shape {
-    u32 rows, kv_heads, capacity;
+    // Rows of the batch's part; how many of them follow each other in one sequence.
+    u32 rows, run, kv_heads, capacity;
     // How many positions a query sees, its own included; all when zero.
     u32 window;
     float scale;
@@ -81,4 +82,22 @@ struct Heads {
 // entry is that of the new position.
 struct WarpPartials {
     float top[WARPS + 1][HEADS], weight[WARPS + 1][HEADS], sum[WARPS + 1][HEADS][HEAD_DIM];
+};
+
+// The run of rows of a block of `prefill`, whose grid is tiles of queries, and key/value heads of one run after the other.
+struct RunOf {
+    const ELEMENT* qkv;
+    const float2* rotations;
+    ELEMENT* out;
+    u32 kv_head, position, sequence;
+
+    __device__ __forceinline__ RunOf(const Shape& shape, const ELEMENT* qkv, const float2* rotations, const u32* batch, ELEMENT* out) {
+        const u32 row = blockIdx.y / shape.kv_heads * shape.run;
+        this->qkv = qkv + row * row_length(shape);
+        this->rotations = rotations + (u64)row * HALF;
+        this->out = out + (u64)row * GROUP * shape.kv_heads * HEAD_DIM;
+        kv_head = blockIdx.y % shape.kv_heads;
+        position = batch[row];
+        sequence = batch[shape.rows + row];
+    }
 };

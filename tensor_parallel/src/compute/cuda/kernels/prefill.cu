@@ -15,8 +15,9 @@ constexpr int MY_ELEMENTS = ceil_div(HEAD_DIM, 16);
 constexpr int STEP = HEAD_DIM % 4 == 0 ? 4 : 2;
 constexpr int LENGTH = HEAD_DIM + STEP;
 
-// Grid: tiles of queries, key/value heads. A query is one head of one row; all heads of a group are in one tile, so
-// that they share what is read of keys and values. The new positions are in the cache already.
+// Grid: tiles of queries, key/value heads of one run after the other. A query is one head of one row; all heads of a group are in one
+// tile, so that they share what is read of keys and values. The new positions are in the cache already. Tiles of keys begin at
+// multiples of their length, so that a row does not depend on the others of its run.
 extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
@@ -24,7 +25,11 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     wait_for_previous();
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];
     __shared__ float shares[QUERIES][KEYS + 1];
-    u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    const RunOf run(shape, qkv, rotations, batch, out);
+    qkv = run.qkv;
+    rotations = run.rotations;
+    out = run.out;
+    u32 position = run.position, sequence = run.sequence, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
     u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     for (int i = threadIdx.x; i < QUERIES * HEAD_DIM; i += PREFILL_THREADS) {
@@ -48,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
         seen_from[m] = first_seen(shape, seen_to[m]);
         top[m] = -1e30f;
     }
-    u32 from = first_seen(shape, position + first / GROUP + 1);
+    u32 from = first_seen(shape, position + first / GROUP + 1) / KEYS * KEYS;
     u32 to = position + min(first + QUERIES - 1, count - 1) / GROUP + 1;
     const u64 base = base_of(shape, sequence, kv_head);
     for (u32 start = from; start < to; start += KEYS) {

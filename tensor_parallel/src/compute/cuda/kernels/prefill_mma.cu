@@ -29,7 +29,11 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
 ) {
     wait_for_previous();
     alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];
-    u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    const RunOf run(shape, qkv, rotations, batch, out);
+    qkv = run.qkv;
+    rotations = run.rotations;
+    out = run.out;
+    u32 position = run.position, sequence = run.sequence, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
     u32 tile = (gridDim.x - 1 - blockIdx.x) * TENSOR_QUERIES;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -52,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
 
     float sums[HEAD_DIM / 2] = {}, keep[2];
     u32 shares[TENSOR_KEYS / 16][4];
-    u32 from = first_seen(shape, position + tile / GROUP + 1);
+    u32 from = first_seen(shape, position + tile / GROUP + 1) / TENSOR_KEYS * TENSOR_KEYS;
     u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
     const u64 base = base_of(shape, sequence, kv_head);
     for (u32 start = from; start < to; start += TENSOR_KEYS) {

@@ -1,6 +1,6 @@
 // Attention of many new positions on the tensor cores of Hopper, after FlashAttention-3 (arXiv:2407.08608): a warp group multiplies
 // 64 queries with a whole tile of keys that lies in shared memory, and computes shares while it adds values. For 16-bit types and heads of 64 or 128 elements.
-// Compiled behind attention.cu, mma.cu and softmax.cu, whose names it uses.
+// Compiled behind attention.cu, wgmma.cu and softmax.cu, whose names it uses.
 //
 // Queries and shares are rounded to 16 bits, sums are f32.
 
@@ -12,55 +12,13 @@ constexpr int GROUP_QUERIES = 64;
 constexpr int WGMMA_QUERIES = GROUPS * GROUP_QUERIES;
 // A tile of keys is square, so that both products have the same shape.
 constexpr int WGMMA_KEYS = HEAD_DIM;
-// Operands lie in columns of 64 elements: rows of 128 bytes, whose eight parts of 16 bytes are swizzled by the row.
 constexpr int COLUMNS = HEAD_DIM / 64;
 constexpr u32 QUERY_BYTES = GROUP_QUERIES * 128, KEY_BYTES = WGMMA_KEYS * 128;
 constexpr u32 TILE_BYTES = COLUMNS * KEY_BYTES;
 
-#define SUMS4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
-#define SUMS16(x, i) SUMS4(x, i), SUMS4(x, i + 4), SUMS4(x, i + 8), SUMS4(x, i + 12)
-#if HEAD_DIM == 128
-#define SHAPE "m64n128k16"
-#define SUMS(x) SUMS16(x, 0), SUMS16(x, 16), SUMS16(x, 32), SUMS16(x, 48)
-#define SUMS_TEXT \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, " \
-    "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define OPERANDS_TEXT "%64, %65"
-#define ACCUMULATES_TEXT "%66"
-#define REGISTERS_TEXT "{%64, %65, %66, %67}, %68"
-#else
-#define SHAPE "m64n64k16"
-#define SUMS(x) SUMS16(x, 0), SUMS16(x, 16)
-#define SUMS_TEXT \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, " \
-    "%26, %27, %28, %29, %30, %31}"
-#define OPERANDS_TEXT "%32, %33"
-#define ACCUMULATES_TEXT "%34"
-#define REGISTERS_TEXT "{%32, %33, %34, %35}, %36"
-#endif
-#define MULTIPLY "wgmma.mma_async.sync.aligned." SHAPE ".f32." TEXT(ELEMENT) "." TEXT(ELEMENT) " "
-
-typedef float Tile[HEAD_DIM / 2];
-
-// c[64, keys] = a[64, 16] · b[keys, 16]ᵀ, both in shared memory; added to c if `accumulates`.
-__device__ __forceinline__ void multiply_keys(Tile& c, u64 a, u64 b, int accumulates) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ACCUMULATES_TEXT ", 0; " MULTIPLY SUMS_TEXT ", " OPERANDS_TEXT ", p, 1, 1, 0, 0;}"
-        : SUMS(c) : "l"(a), "l"(b), "r"(accumulates));
-}
 // c[64, HEAD_DIM] += a[64, 16] · b[16, HEAD_DIM], a in registers, b in shared memory.
 __device__ __forceinline__ void multiply_values(Tile& c, const u32 (&a)[4], u64 b) {
-    asm volatile(MULTIPLY SUMS_TEXT ", " REGISTERS_TEXT ", 1, 1, 1, 1;" : SUMS(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until c is complete: for all products but those of the latest group, or for all.
-__device__ __forceinline__ void wait_for_all_but_one(Tile& c) { asm volatile("wgmma.wait_group.sync.aligned 1;" : SUMS(c) :: "memory"); }
-__device__ __forceinline__ void wait_for_all(Tile& c) { asm volatile("wgmma.wait_group.sync.aligned 0;" : SUMS(c) :: "memory"); }
-
-// An operand in shared memory: its address, the distance of its columns (where these lie along the sums), that of each eight rows.
-__device__ __forceinline__ u64 operand(u32 address, u32 column_bytes) {
-    return (u64)(address >> 4) | (u64)(column_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+    asm volatile(MULTIPLY REGISTERS_TEXT ", 1, 1, 1, 1;" : SUMS(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // Part `part` of 16 bytes of a row, in columns of `column_bytes`.
 __device__ __forceinline__ u32 place(u32 row, u32 part, u32 column_bytes) {
@@ -102,7 +60,7 @@ __device__ __forceinline__ void score_tile(Tile& score, u32 queries, u32 keys) {
     #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++) {
         const u32 in_row = k % 4 * 32;
-        multiply_keys(score, operand(queries + k / 4 * QUERY_BYTES + in_row, 0), operand(keys + k / 4 * KEY_BYTES + in_row, 0), k > 0);
+        multiply_rows(score, operand(queries + k / 4 * QUERY_BYTES + in_row, 0), operand(keys + k / 4 * KEY_BYTES + in_row, 0), k > 0);
     }
     end_products();
 }
@@ -124,10 +82,14 @@ extern "C" __global__ void __launch_bounds__(WGMMA_THREADS) prefill(
     const u32 queries = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
     // Two tiles of keys, then two of values.
     const u32 key_tiles = queries + GROUPS * COLUMNS * QUERY_BYTES, value_tiles = key_tiles + 2 * TILE_BYTES;
-    const u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    const RunOf run(shape, qkv, rotations, batch, out);
+    qkv = run.qkv;
+    rotations = run.rotations;
+    out = run.out;
+    const u32 position = run.position, sequence = run.sequence, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
     const u32 tile = (gridDim.x - 1 - blockIdx.x) * WGMMA_QUERIES;
-    const u32 from = first_seen(shape, position + tile / GROUP + 1);
+    const u32 from = first_seen(shape, position + tile / GROUP + 1) / WGMMA_KEYS * WGMMA_KEYS;
     const u32 to = position + min(tile + WGMMA_QUERIES - 1, count - 1) / GROUP + 1;
     const ELEMENT *key = keys + base_of(shape, sequence, kv_head), *value = values + base_of(shape, sequence, kv_head);
     load_tile(key_tiles, key, from, to);

@@ -44,6 +44,58 @@ extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict_
     }
 }
 
+// The sum of 2^LEVELS terms that are `length` elements apart, neighbours in pairs.
+template <int LEVELS, int N> __device__ __forceinline__ Pack<float, N> tree(const float* terms, u64 length) {
+    if constexpr (LEVELS == 0) {
+        return *(const Pack<float, N>*)terms;
+    } else {
+        Pack<float, N> sum = tree<LEVELS - 1, N>(terms, length);
+        const Pack<float, N> other = tree<LEVELS - 1, N>(terms + (length << (LEVELS - 1)), length);
+        for (int e = 0; e < N; e++) sum.of[e] += other.of[e];
+        return sum;
+    }
+}
+// Terms [odd << LEVELS, length] of a sum: neighbours are added in pairs, then the trees one after the other.
+struct Terms {
+    const float* first;
+    u64 length;
+    u32 levels, odd;
+};
+template <int N> __device__ __forceinline__ Pack<float, N> sum_of(const Terms& terms, u64 at) {
+    auto tree_at = [&](u32 t) {
+        const float* from = terms.first + at + ((u64)t << terms.levels) * terms.length;
+        switch (terms.levels) {
+            case 0: return tree<0, N>(from, terms.length);
+            case 1: return tree<1, N>(from, terms.length);
+            case 2: return tree<2, N>(from, terms.length);
+            default: return tree<3, N>(from, terms.length);
+        }
+    };
+    Pack<float, N> sum = tree_at(0);
+    for (u32 t = 1; t < terms.odd; t++) {
+        const Pack<float, N> other = tree_at(t);
+        for (int e = 0; e < N; e++) sum.of[e] += other.of[e];
+    }
+    return sum;
+}
+
+// out = the sum of terms, rounded once.
+extern "C" __global__ void sum_of_leaves(ELEMENT* __restrict__ out, Terms terms) {
+    wait_for_previous();
+    constexpr int N = 4;
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    if (terms.length % N == 0) {
+        for (u64 i = thread * N; i < terms.length; i += threads * N) {
+            const Pack<float, N> sum = sum_of<N>(terms, i);
+            Pack<ELEMENT, N> result;
+            for (int e = 0; e < N; e++) result.of[e] = narrow<ELEMENT>(sum.of[e]);
+            *(Pack<ELEMENT, N>*)(out + i) = result;
+        }
+        return;
+    }
+    for (u64 i = thread; i < terms.length; i += threads) out[i] = narrow<ELEMENT>(sum_of<1>(terms, i).of[0]);
+}
+
 // out = x in another type, rounded once.
 extern "C" __global__ void convert(const OTHER* __restrict__ x, ELEMENT* __restrict__ out, u64 count) {
     wait_for_previous();
@@ -129,33 +181,56 @@ extern "C" __global__ void rms_norm(
     scale_row(row, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
 }
 
-// x += y; then the same of x, whose elements have been rounded. One block a row.
+// Adds a row y, whose elements `load` returns, to x; then the norm of x, whose elements have been rounded.
+template <typename Load> __device__ __forceinline__ void add_and_norm(
+    ELEMENT* x, Load load, const OTHER* weight, ELEMENT* out, u32 columns, float epsilon
+) {
+    float squares = 0.0f;
+    auto add = [&](auto y, u32 i) {
+        constexpr int N = sizeof(y.of) / sizeof(ELEMENT);
+        Pack<ELEMENT, N> a = *(const Pack<ELEMENT, N>*)(x + i);
+        for (int e = 0; e < N; e++) {
+            a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(y.of[e]));
+            squares += widen(a.of[e]) * widen(a.of[e]);
+        }
+        *(Pack<ELEMENT, N>*)(x + i) = a;
+    };
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
+    if (columns % N == 0) {
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) add(load(Pack<ELEMENT, N>{}, i), i);
+    } else {
+        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) add(load(Pack<ELEMENT, 1>{}, i), i);
+    }
+    // A thread reads what it has written.
+    scale_row(x, weight, out, squares, columns, epsilon);
+}
+
+// x += y; then the norm of x. One block a row.
 extern "C" __global__ void add_norm(
     ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon
 ) {
     wait_for_previous();
-    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    x += (u64)blockIdx.x * columns;
-    y += (u64)blockIdx.x * columns;
-    float squares = 0.0f;
-    if (columns % N == 0) {
-        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
-            Pack<ELEMENT, N> a = *(const Pack<ELEMENT, N>*)(x + i), b = *(const Pack<ELEMENT, N>*)(y + i);
-            for (int e = 0; e < N; e++) {
-                a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
-                squares += widen(a.of[e]) * widen(a.of[e]);
-            }
-            *(Pack<ELEMENT, N>*)(x + i) = a;
+    const u64 row = (u64)blockIdx.x * columns;
+    auto load = [&](auto pack, u32 i) { return *(const decltype(pack)*)(y + row + i); };
+    add_and_norm(x + row, load, weight, out + row, columns, epsilon);
+}
+
+// The same, where y is the sum of terms, rounded.
+extern "C" __global__ void add_norm_of_leaves(
+    ELEMENT* __restrict__ x, Terms terms, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
+) {
+    wait_for_previous();
+    const u64 row = (u64)blockIdx.x * columns;
+    auto load = [&](auto pack, u32 i) {
+        constexpr int N = sizeof(pack) / sizeof(ELEMENT), PART = least(N, 4);
+        for (int p = 0; p < N; p += PART) {
+            const Pack<float, PART> sum = sum_of<PART>(terms, row + i + p);
+            for (int e = 0; e < PART; e++) pack.of[p + e] = narrow<ELEMENT>(sum.of[e]);
         }
-    } else {
-        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
-            x[i] = narrow<ELEMENT>(widen(x[i]) + widen(y[i]));
-            squares += widen(x[i]) * widen(x[i]);
-        }
-    }
-    // A thread reads what it has written.
-    scale_row(x, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
+        return pack;
+    };
+    add_and_norm(x + row, load, weight, out + row, columns, epsilon);
 }
 
 // The same for each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then

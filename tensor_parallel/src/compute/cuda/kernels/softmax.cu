@@ -2,6 +2,9 @@
 
 #if defined(MMA) || defined(WGMMA)
 
+// Less than every score.
+#define LOWEST (-1e30f)
+
 // A lane's parts of two queries, eight apart, and the online softmax of their scores. Of four elements of a tile, the first two are
 // of the first query, at `column` and behind it, the others of the second.
 struct Queries {
@@ -14,7 +17,7 @@ struct Queries {
 
     // The 16 queries from `first` on, of `count`, from `position` on.
     __device__ __forceinline__ Queries(const Shape& shape, u32 first, u32 count, u32 position)
-        : scale(shape.scale * LOG2_E), top{-1e30f, -1e30f}, weight{}, column(threadIdx.x % 4 * 2) {
+        : scale(shape.scale * LOG2_E), top{LOWEST, LOWEST}, weight{}, column(threadIdx.x % 4 * 2) {
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             index[r] = first + threadIdx.x % 32 / 4 + 8 * r;
@@ -40,7 +43,8 @@ struct Queries {
         for (int r = 0; r < 2; r++) {
             high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 1));
             high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 2));
-            least[r] = -high[r] * scale;
+            // Where nothing has been seen yet, all shares are zero.
+            least[r] = high[r] == LOWEST ? 0.0f : -high[r] * scale;
             keep[r] = power_of_2(top[r] * scale + least[r]);
             top[r] = high[r];
             weight[r] *= keep[r];

@@ -1,5 +1,5 @@
 // A matrix times one vector: decoding. Bound by memory, so the matrix is read once, in the widest loads, and never
-// kept in the first cache.
+// kept in the first cache. Several vectors are multiplied one by one, where no kernel for more of them has the types.
 //
 // ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product.
 
@@ -20,13 +20,16 @@ template <typename T, int N> __device__ __forceinline__ Pack<T, N> stream(const 
 }
 
 // out[n] = matrix[n, k] · x[k] + bias[n]. If `is_gated`, the first half of these are gates, and out[n / 2] = silu(gate) × up. If
-// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs.
+// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs. Each y of the grid
+// has a vector, from element `first` of a row of `stride` elements on.
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
     const ELEMENT* __restrict__ x, const OTHER* __restrict__ matrix, const float* __restrict__ bias, RESULT* __restrict__ out,
-    u32 n, u32 k, u32 is_gated, u32 is_settled
+    u32 n, u32 k, u32 is_gated, u32 is_settled, u32 stride, u64 first
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     constexpr int UNROLL = 4;
+    x += (u64)blockIdx.y * stride + first;
+    out += (u64)blockIdx.y * (is_gated ? n / ROWS : n);
     u32 rows[ROWS];
     const OTHER* from[ROWS];
     for (int r = 0; r < ROWS; r++) {

@@ -1,0 +1,274 @@
+//! Products of several rows on the tensor cores of Hopper: `gemm.cu`.
+
+#![expect(unsafe_code, reason = "the kernel is launched here, and the launch says what was checked")]
+
+use std::ops::Range;
+
+use ryzanstein_process_group::DType;
+use ryzanstein_process_group::device::TensorMap;
+
+use super::Cuda;
+use super::attention::ARRIVALS;
+use super::kernels::{Kernels, Source};
+use super::launch::to_u32;
+use crate::checkpoint::LEAVES;
+use crate::error::{Error, Result};
+use crate::gpu::Block;
+use crate::tensor::Tensor;
+
+/// Elements of a row in shared memory, and their bytes.
+const DEPTH: u32 = 64;
+const ROW_BYTES: u32 = DEPTH * 2;
+/// Shared memory of a block that has a multiprocessor to itself, and of one of two.
+const ALL_SHARED: u32 = 231_168;
+const HALF_SHARED: u32 = 112_640;
+/// The maximum number of rows whose leaves are added by the blocks that computed them.
+pub(super) const FEW_ROWS: usize = 64;
+/// The minimum number of elements in a leaf of a sum that is divided for speed.
+const SHORTEST_LEAF: usize = 512;
+
+/// The tiles of a launch of `gemm.cu`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Tiles {
+    /// Rows of `x`: a power of two from 8 to 128.
+    tokens: u32,
+    /// Warp groups for a tile, and the tiles of 64 rows of the weights of each.
+    groups: u32,
+    each: u32,
+    /// Tiles of a block that are computed and written in turn.
+    workers: u32,
+    /// Leaves of a sum that a block adds, and blocks that share a tile of the result.
+    leaves: u32,
+    blocks: u32,
+    /// True for gates and ups.
+    is_gated: bool,
+}
+
+impl Tiles {
+    /// Returns the tiles with which the multiprocessors are busy for the shortest time, with as many leaves of a sum in each block as
+    /// possible, for `results` products `[m, outputs]`.
+    fn choose([results, m, outputs, leaves]: [usize; 4], is_gated: bool, multiprocessors: u32) -> Self {
+        let fill = multiprocessors as usize;
+        let large =
+            Self { tokens: 128, groups: 2, each: 2, workers: 1, leaves: 1, blocks: leaves as u32, is_gated };
+        // Half as large, and written while another one is computed, but the operands are read twice as often.
+        let halves = Self { groups: 1, workers: 2, ..large };
+        if m > FEW_ROWS && halves.parts(m, outputs) * results >= fill {
+            let rounds = |tiles: Self| (tiles.parts(m, outputs) * results).div_ceil(fill);
+            return if results > 1 || 21 * rounds(halves) < 40 * rounds(large) { halves } else { large };
+        }
+        let tokens = m.next_power_of_two().clamp(8, 128) as u32;
+        let small = Self { tokens, groups: 1, workers: 1, each: if is_gated { 2 } else { 1 }, ..large };
+        // Sums that wait are in registers.
+        let most = if tokens * small.each <= 64 { 8 } else { 1 };
+        let each = |each: &u32| leaves.is_multiple_of(*each as usize) && *each <= most;
+        let tiles = [8, 4, 2, 1].into_iter().filter(each).map(|each| Self {
+            leaves: each,
+            blocks: leaves as u32 / each,
+            ..small
+        });
+        tiles.clone().find(|tiles| tiles.parts(m, outputs) * results >= fill).unwrap_or(small)
+    }
+
+    /// Returns the number of rows of the result that a block writes.
+    fn outputs(self) -> u32 {
+        self.groups * if self.is_gated { self.each / 2 } else { self.each } * 64
+    }
+
+    /// Returns the number of parts of all tiles of a product `[m, outputs]`.
+    fn parts(self, m: usize, outputs: usize) -> usize {
+        m.div_ceil(self.tokens as usize) * outputs.div_ceil(self.outputs() as usize) * self.blocks as usize
+    }
+
+    /// Returns the rows of the weights of a tile.
+    fn rows(self) -> u32 {
+        self.groups * self.each * 64
+    }
+
+    /// Returns the bytes of the sums of a part, which blocks that share a tile exchange.
+    fn partial_bytes(self) -> usize {
+        (self.tokens * self.rows()) as usize * size_of::<f32>()
+    }
+
+    /// Returns true if a block has a multiprocessor to itself, and takes one part after the other.
+    fn is_large(self) -> bool {
+        self.groups * self.workers > 1
+    }
+
+    fn stage_bytes(self) -> u32 {
+        (self.rows() + self.tokens) * ROW_BYTES
+    }
+
+    /// Returns the bytes of the sums on their way to the result: 16 rows, each longer by 16 bytes, for each worker.
+    fn staging_bytes(self) -> u32 {
+        self.workers * self.tokens.min(16) * (self.rows() + 4) * 4
+    }
+
+    /// Returns the number of pairs of tiles in shared memory.
+    fn stages(self) -> u32 {
+        let room = if self.is_large() { ALL_SHARED } else { HALF_SHARED };
+        (room - self.staging_bytes()) / self.stage_bytes()
+    }
+
+    fn threads(self) -> u32 {
+        self.workers * self.groups * 128 + 32
+    }
+
+    /// Returns the bytes of dynamic shared memory: the tiles, from a multiple of 1024 on.
+    fn shared_bytes(self) -> u32 {
+        self.stages() * self.stage_bytes() + self.staging_bytes() + 1023
+    }
+
+    /// Returns the macros that compile it.
+    pub(super) fn macros(self) -> Vec<(&'static str, String)> {
+        let number = |name, value: u32| (name, value.to_string());
+        vec![
+            ("WGMMA", String::new()),
+            number("WGMMA_N", self.tokens),
+            number("TOKENS", self.tokens),
+            number("GROUPS", self.groups),
+            number("TILES", self.each),
+            number("WORKERS", self.workers),
+            number("STAGES", self.stages()),
+            number("LEAVES", self.leaves),
+            number("BLOCKS", self.blocks),
+            number("GATED", u32::from(self.is_gated)),
+        ]
+    }
+
+    /// Returns all that [`choose`](Self::choose) can return.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Self> {
+        let few = [1, 9, 17, 33].into_iter().flat_map(|m| [1, 3, 6, 8].map(|leaves| [1, m, 8192, leaves]));
+        let many = [[1, 65, 64, 1], [1, 512, 4096, 1], [1, 1 << 20, 8192, 1]];
+        few.chain(many).flat_map(|sizes| [false, true].map(|gated| Self::choose(sizes, gated, 132))).collect()
+    }
+}
+
+impl Cuda {
+    /// Returns true if `gemm.cu` multiplies these operands, with sums of this number of leaves.
+    pub(super) fn has_gemm(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> bool {
+        // Only this architecture has the instructions.
+        self.gpu.device.info().capability.0 == 9
+            && x.dtype() == weight.dtype()
+            && x.dtype() != DType::F32
+            && leaves <= LEAVES
+            && x.columns() > 0
+            // Copies start at multiples of 16 bytes.
+            && x.columns().is_multiple_of(8 * leaves)
+    }
+
+    /// Returns the number of leaves of the sums of `x · weightᵀ` with which each multiprocessor has a tile.
+    pub(super) fn leaves_for_speed(&self, x: &Tensor, weight: &Tensor) -> usize {
+        let (tiles, multiprocessors) = (weight.rows().div_ceil(64), self.gpu.device.info().multiprocessors);
+        let legal =
+            |leaves: &usize| x.columns().is_multiple_of(8 * leaves) && x.columns() / leaves >= SHORTEST_LEAF;
+        let leaves = [1, 2, 4, 8].into_iter().take_while(legal);
+        let enough = |leaves: &usize| leaves * tiles >= multiprocessors as usize;
+        leaves.clone().find(enough).or_else(|| leaves.last()).unwrap_or(1)
+    }
+}
+
+/// The sums of a product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sums {
+    /// Number of leaves of a sum.
+    pub(super) leaves: usize,
+    /// True if the leaves stay apart.
+    pub(super) is_apart: bool,
+    /// True for gates and ups.
+    pub(super) is_gated: bool,
+}
+
+impl Sums {
+    /// Sums of one leaf.
+    pub(super) const WHOLE: Self = Self { leaves: 1, is_apart: false, is_gated: false };
+}
+
+impl Kernels {
+    /// Computes `out[m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` for some rows of `x` with the kernel of `gemm.cu`. The leaves of a sum are
+    /// added as a [tree](crate::shard::split_leaves), or `out` is `[leaves, m, n]` if they stay apart; the weight may be
+    /// `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the first half of the rows are gates, and
+    /// `out[m, n / 2] = silu(gate) × up`.
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not fit, or the bias is not `f32`.
+    pub(super) fn gemm(
+        &self,
+        (x, of): (&Tensor, Range<usize>),
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        Sums { leaves, is_apart, is_gated }: Sums,
+        out: &mut Tensor,
+        arrivals: &Block,
+    ) -> Result<()> {
+        let (m, k) = (of.len(), x.columns() / leaves);
+        let n = weight.count() / x.columns();
+        let outputs = if is_gated { n / 2 } else { n };
+        let (row, leaf) = if weight.rows() == n { (x.columns(), k) } else { (k, n * k) };
+        let results = if is_apart { leaves } else { 1 };
+        let fits = [k * leaves, row] == [x.columns(), weight.columns()]
+            && weight.count() == n * x.columns()
+            && of.end <= x.rows()
+            && out.count() == results * m * outputs
+            && (!is_gated || 2 * outputs == n && !is_apart);
+        if !fits || weight.dtype() != x.dtype() {
+            return Err(Error::shape_mismatch("product", weight, x));
+        }
+        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
+            return Err(Error::shape_mismatch("bias", weight, bias));
+        }
+        let multiprocessors = self.gpu.device.info().multiprocessors;
+        let tiles = Tiles::choose([results, m, outputs, leaves / results], is_gated, multiprocessors);
+        let map = |tensor: &Tensor, [first, rows]: [usize; 2], strides: [usize; 2], height| {
+            let (address, lengths) = (self.row_of(tensor, first)?, [k, rows, leaves].map(|n| n as u64));
+            let (strides, area) = (strides.map(|stride| stride as u64), [DEPTH, height]);
+            Ok::<_, Error>(TensorMap::new(&self.gpu.device, address, tensor.dtype(), lengths, strides, area)?)
+        };
+        let parts = tiles.parts(m, outputs) * results;
+        assert!(tiles.blocks == 1 || parts <= ARRIVALS, "a launch has a counter for each tile");
+        let partial = self.gpu.scratch(if tiles.blocks == 1 { 0 } else { tiles.partial_bytes() * parts })?;
+        let mut call = self.call(Source::Gemm(x.dtype(), out.dtype(), tiles), "gemm");
+        call.value(map(weight, [0, n], [row, leaf], 64)?);
+        call.value(map(x, [of.start, m], [x.columns(), k], tiles.tokens)?);
+        call.read_optional(bias)?.write(out)?.block(&partial, 0)?.block(arrivals, 0)?;
+        let sizes = [to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?];
+        let [m, n, k] = sizes;
+        call.value([results as u32, m, n, k, u32::from(self.here(weight)?.is_settled())]);
+        let parts = to_u32("tiles", parts)?;
+        let blocks = if tiles.is_large() { parts.min(multiprocessors) } else { parts };
+        // SAFETY: copies stay within the tensors that the maps describe, which are those of `x` and the weight: checked above. A
+        // block reads as many floats of the bias as it has rows of the weight, unless the bias is null, and writes tiles of the
+        // [results, m, outputs] elements of `out`, whose edges it checks. Blocks that share a tile write their sums in `partial`, and
+        // count at its counter. The weight is read before the previous kernel has ended only if no kernel has written it.
+        unsafe { call.launch_with_shared([blocks, 1], tiles.threads(), tiles.shared_bytes()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The most shared memory of a block of Hopper, and what each of two may have.
+    const MOST: u32 = 227 << 10;
+
+    proptest! {
+        #[test]
+        fn tiles_fit_a_multiprocessor_and_have_every_leaf(
+            m in 1usize..5000, outputs in 1usize..40_000, leaves in 1usize..=LEAVES, results in 1usize..=LEAVES,
+            is_gated in any::<bool>(),
+        ) {
+            let leaves = if m > FEW_ROWS { 1 } else { leaves };
+            let tiles = Tiles::choose([results, m, outputs, leaves], is_gated, 132);
+            prop_assert_eq!((tiles.leaves * tiles.blocks) as usize, leaves);
+            prop_assert!(tiles.leaves.is_power_of_two() && tiles.stages() >= 2);
+            // The barriers of the stages.
+            let bytes = tiles.shared_bytes() + 16 * tiles.stages() + 16;
+            let most = if tiles.is_large() { MOST } else { MOST / 2 };
+            prop_assert!(bytes <= most, "{bytes} of {most}");
+            prop_assert!(!is_gated || tiles.each == 2);
+        }
+    }
+}

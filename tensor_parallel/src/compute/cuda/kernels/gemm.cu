@@ -1,0 +1,287 @@
+// A product with weights on the tensor cores of Hopper: out[m, n] = x[m, k] · w[n, k]ᵀ + bias[n], for 16-bit types. A warp copies
+// tiles of both into shared memory, and warp groups multiply them: rows of the weights by TOKENS rows of x. Compiled behind wgmma.cu,
+// whose names it uses.
+//
+// A sum over k has BLOCKS × LEAVES leaves: LEAVES, a power of two, for each of the blocks that share a tile of the result. A leaf is added
+// in ascending order of k, whatever the tile, and the leaves as a tree: neighbours in pairs while their number is even, then one after the
+// other. So a row of the result depends on that row of x alone, and tiles are chosen for speed.
+//
+// ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 64 rows of the weights for each of GROUPS warp
+// groups. Of WORKERS times as many groups in a block, each GROUPS work on a tile of their own, so that one tile is written while
+// another one is computed. STAGES pairs of tiles are in shared memory. If GATED, the first half of the rows are gates, and
+// out[m, n / 2] = silu(gate) × up: the two tiles of a group are gates and their ups.
+
+constexpr int DEPTH = 64;
+constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = TOKENS * DEPTH * 2;
+constexpr u32 STAGE_BYTES = GROUPS * TILES * W_BYTES + X_BYTES;
+// The last warp copies.
+constexpr int CONSUMERS = WORKERS * GROUPS * 128;
+// Levels of the tree of a block, at least one for the compiler.
+constexpr int TREE = LEAVES == 8 ? 3 : LEAVES == 4 ? 2 : 1;
+// Rows of the weights and of the result a tile.
+constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
+// Sums on their way from registers to the result, [AT_ONCE, ROWS] for each worker: rows are longer by 16 bytes, so that they lie in
+// different banks.
+constexpr int AT_ONCE = least(TOKENS, 16), PITCH = ROWS + 4;
+// Tiles of tokens whose blocks follow each other: their operands stay in the second cache.
+constexpr u32 BAND = 16;
+
+// The driver's description of a tensor of [leaves, rows, k].
+struct alignas(128) TensorMap { u64 words[16]; };
+
+struct Shape {
+    // Results, rows of x and of the weights, and length of a leaf.
+    u32 results, m, n, k;
+    // True if no kernel has written the weights, so that they may be read while the previous kernel runs.
+    u32 is_settled;
+};
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}"
+        :: "r"(barrier), "r"(parity) : "memory");
+}
+// Copies a box into shared memory: from element `at` of row `row` of a leaf on. What the tensor does not have is zero.
+__device__ __forceinline__ void copy(u32 to, const TensorMap& map, u32 at, u32 row, u32 leaf, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+        :: "r"(to), "l"(&map), "r"(at), "r"(row), "r"(leaf), "r"(barrier) : "memory");
+}
+
+// The sum of four elements of all blocks, which `load` returns.
+template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load) {
+    float4 parts[BLOCKS];
+    #pragma unroll
+    for (int b = 0; b < BLOCKS; b++) parts[b] = load(b);
+    constexpr int PAIRS = BLOCKS & -BLOCKS;
+    #pragma unroll
+    for (int step = 1; step < BLOCKS; step += step < PAIRS ? step : PAIRS) {
+        #pragma unroll
+        for (int b = 0; b < BLOCKS; b += step < PAIRS ? 2 * step : BLOCKS) {
+            float4 &sum = parts[b], other = parts[b + step];
+            sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
+        }
+    }
+    return parts[0];
+}
+
+// Grid: blocks that take the parts of the tiles of all results in turn; a result [m, n] has its own leaves. The last part of a tile to
+// finish adds all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before and after.
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
+    const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const float* __restrict__ bias,
+    RESULT* __restrict__ out, float* partial, u32* arrivals, Shape shape
+) {
+    extern __shared__ unsigned char memory[];
+    __shared__ alignas(8) u64 barriers[2 * STAGES];
+    const u32 stages = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
+    const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(full + s * 8) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(empty + s * 8), "r"(GROUPS * 4) : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+
+    const u32 outputs = GATED ? shape.n / 2 : shape.n, across = ceil_div(outputs, OUTPUTS), down = ceil_div(shape.m, TOKENS);
+    const u32 steps_of_leaf = ceil_div(shape.k, DEPTH), steps = LEAVES * steps_of_leaf, parts = shape.results * across * down * BLOCKS;
+    // The first row of the weights and of x of a part, and its result and first leaf.
+    struct Corner { u32 row, token, result, leaf; };
+    auto corner = [&](u32 part) -> Corner {
+        const u32 result = part / (across * down * BLOCKS), tile = part / BLOCKS % (across * down);
+        const u32 band = tile / (BAND * across), in_band = tile % (BAND * across), height = min(BAND, down - band * BAND);
+        return {in_band / height * OUTPUTS, (band * BAND + in_band % height) * TOKENS, result, (result * BLOCKS + part % BLOCKS) * LEAVES};
+    };
+    if (threadIdx.x >= CONSUMERS) {
+        if (threadIdx.x > CONSUMERS) return;
+        u32 stage = 0, turn = 0;
+        auto copy_weights = [&](Corner at, u32 leaf, u32 k, u32 stage) {
+            const u32 barrier = full + stage * 8, to = stages + stage * STAGE_BYTES;
+            expect(barrier, STAGE_BYTES);
+            #pragma unroll
+            for (int t = 0; t < GROUPS * TILES; t++) {
+                const u32 from = GATED ? at.row + t / 2 * 64 + t % 2 * outputs : at.row + t * 64;
+                copy(to + t * W_BYTES, w_map, k, from, leaf, barrier);
+            }
+        };
+        auto copy_x = [&](Corner at, u32 leaf, u32 k, u32 stage) {
+            copy(stages + stage * STAGE_BYTES + GROUPS * TILES * W_BYTES, x_map, k, at.token, leaf, full + stage * 8);
+        };
+        // The first weights do not wait for the previous kernel.
+        const u32 ahead = shape.is_settled ? min(STAGES, steps_of_leaf) : 0;
+        for (u32 part = blockIdx.x; part < parts; part += gridDim.x) {
+            const Corner at = corner(part);
+            for (u32 l = 0; l < LEAVES; l++) {
+                const u32 leaf = at.leaf + l;
+                const bool is_first = part == blockIdx.x && l == 0;
+                if (is_first) {
+                    for (u32 i = 0; i < ahead; i++) copy_weights(at, leaf, i * DEPTH, i);
+                    wait_for_previous();
+                }
+                for (u32 i = 0; i < steps_of_leaf; i++) {
+                    if (turn > 0) wait(empty + stage * 8, (turn - 1) % 2);
+                    if (!is_first || i >= ahead) copy_weights(at, leaf, i * DEPTH, stage);
+                    copy_x(at, leaf, i * DEPTH, stage);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        turn++;
+                    }
+                }
+            }
+        }
+        return;
+    }
+
+    const u32 worker = threadIdx.x / (GROUPS * 128), thread = threadIdx.x % (GROUPS * 128), group = thread / 128, lane = threadIdx.x % 32;
+    const u32 staging = stages + STAGES * STAGE_BYTES + worker * AT_ONCE * PITCH * 4;
+    auto wait_for_worker = [&]() { asm volatile("bar.sync %0, %1;" :: "r"(1 + worker), "n"(GROUPS * 128) : "memory"); };
+    __shared__ bool last[WORKERS];
+    wait_for_previous();
+    // Workers compute in turn: a barrier of shared memory tells only one phase from the next.
+    if (WORKERS > 1 && worker == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
+    for (u32 part = blockIdx.x + worker * gridDim.x, order = worker; part < parts; part += WORKERS * gridDim.x, order += WORKERS) {
+        // Sums of 1, 2, 4 … leaves that wait for their neighbours.
+        Tile sums[TILES], waiting[TREE][TILES];
+        u32 stage = order * steps % STAGES, turn = order * steps / STAGES;
+        if (WORKERS > 1) asm volatile("bar.sync %0, 256;" :: "r"(3 + worker) : "memory");
+        for (u32 leaf = 0; leaf < LEAVES; leaf++) {
+            u32 before = 0;
+            for (u32 i = 0; i < steps_of_leaf; i++) {
+                const u32 x = stages + stage * STAGE_BYTES + GROUPS * TILES * W_BYTES, w = stages + stage * STAGE_BYTES + group * TILES * W_BYTES;
+                wait(full + stage * 8, turn % 2);
+                begin_products();
+                #pragma unroll
+                for (int k = 0; k < DEPTH / 16; k++) {
+                    #pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        multiply_rows(sums[t], operand(w + t * W_BYTES + k * 32, 0), operand(x + k * 32, 0), i + k);
+                    }
+                }
+                end_products();
+                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                if (i > 0 && lane == 0) arrive(before);
+                before = empty + stage * 8;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    turn++;
+                }
+            }
+            #pragma unroll
+            for (int t = 0; t < TILES; t++) wait_for_all(sums[t]);
+            if (lane == 0) arrive(before);
+            bool has_neighbour = true;
+            #pragma unroll
+            for (int level = 0; 1 << level < LEAVES; level++) {
+                if (!has_neighbour) continue;
+                has_neighbour = leaf >> level & 1;
+                #pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    #pragma unroll
+                    for (int i = 0; i < TOKENS / 2; i++) {
+                        if (has_neighbour) sums[t][i] += waiting[level][t][i];
+                        else waiting[level][t][i] = sums[t][i];
+                    }
+                }
+            }
+        }
+
+        if (WORKERS > 1) asm volatile("bar.arrive %0, 256;" :: "r"(4 - worker) : "memory");
+        const Corner at = corner(part);
+        const u32 tile = part / BLOCKS;
+        RESULT* const result_of = out + (u64)at.result * shape.m * outputs;
+        auto of_block = [&](u32 b, u32 of, u32 in_tile) { return (float4*)(partial + (((u64)tile * BLOCKS + b) * TOKENS + of) * ROWS + in_tile); };
+        // Writes four elements of the result.
+        auto finish = [&](u32 of, u32 in_result, auto load) {
+            const u32 to = at.row + in_result;
+            if (at.token + of >= shape.m || to >= outputs) return;
+            auto rounded = [&](u32 in_tile, u32 first) {
+                const float4 sum = add_blocks([&](int b) { return load(b, in_tile); });
+                const float four[] = {sum.x, sum.y, sum.z, sum.w};
+                Pack<RESULT, 4> result;
+                #pragma unroll
+                for (int e = 0; e < 4; e++) result.of[e] = narrow<RESULT>(four[e] + (bias && to + e < outputs ? bias[first + e] : 0.0f));
+                return result;
+            };
+            // Gates and ups are rounded as in kernels of their own.
+            const u32 gate = GATED ? in_result / 64 * 128 + in_result % 64 : in_result;
+            Pack<RESULT, 4> result = rounded(gate, to);
+            if constexpr (GATED) {
+                const Pack<RESULT, 4> ups = rounded(gate + 64, outputs + to);
+                #pragma unroll
+                for (int e = 0; e < 4; e++) result.of[e] = narrow<RESULT>(gated(widen(result.of[e]), widen(ups.of[e])));
+            }
+            RESULT* const there = result_of + (u64)(at.token + of) * outputs + to;
+            if (outputs % 4 == 0) {
+                *(Pack<RESULT, 4>*)there = result;
+            } else {
+                for (u32 e = 0; e < min(4, outputs - to); e++) there[e] = result.of[e];
+            }
+        };
+        // A lane has the rows `mine` and `mine` + 8 of each tile, two tokens of every eight.
+        const u32 mine = group * TILES * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+        if constexpr (BLOCKS == 1 && !GATED && sizeof(RESULT) == 4) {
+            // As wide as a sector, so nothing is gained by way of shared memory.
+            #pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                #pragma unroll
+                for (int i = 0; i < TOKENS / 2; i++) {
+                    const u32 of = at.token + i / 4 * 8 + lane % 4 * 2 + i % 2, to = at.row + mine + t * 64 + i / 2 % 2 * 8;
+                    if (of < shape.m && to < outputs) result_of[(u64)of * outputs + to] = narrow<RESULT>(sums[t][i] + (bias ? bias[to] : 0.0f));
+                }
+            }
+            continue;
+        }
+        #pragma unroll
+        for (int first = 0; first < TOKENS; first += AT_ONCE) {
+            #pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                #pragma unroll
+                for (int i = 0; i < AT_ONCE / 2; i++) {
+                    const u32 of = i / 4 * 8 + lane % 4 * 2 + i % 2, in_tile = mine + t * 64 + i / 2 % 2 * 8;
+                    asm volatile("st.shared.f32 [%0], %1;" :: "r"(staging + (of * PITCH + in_tile) * 4), "f"(sums[t][first / 2 + i]) : "memory");
+                }
+            }
+            wait_for_worker();
+            auto staged = [&](u32 of, u32 in_tile) {
+                float4 four;
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                    : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "r"(staging + (of * PITCH + in_tile) * 4) : "memory");
+                return four;
+            };
+            if constexpr (BLOCKS == 1) {
+                for (u32 i = thread * 4; i < AT_ONCE * OUTPUTS; i += GROUPS * 128 * 4) {
+                    const u32 of = i / OUTPUTS;
+                    finish(first + of, i % OUTPUTS, [&](int, u32 in_tile) { return staged(of, in_tile); });
+                }
+            } else {
+                for (u32 i = thread * 4; i < AT_ONCE * ROWS; i += GROUPS * 128 * 4) {
+                    const u32 of = i / ROWS, in_tile = i % ROWS;
+                    if (at.token + first + of < shape.m) *of_block(part % BLOCKS, first + of, in_tile) = staged(of, in_tile);
+                }
+            }
+            wait_for_worker();
+        }
+        if constexpr (BLOCKS > 1) {
+            __threadfence();
+            wait_for_worker();
+            if (thread == 0) {
+                last[worker] = atomicAdd(arrivals + tile, 1) == BLOCKS - 1;
+                if (last[worker]) arrivals[tile] = 0;
+            }
+            wait_for_worker();
+            if (!last[worker]) continue;
+            __threadfence();
+            for (u32 i = thread * 4; i < TOKENS * OUTPUTS; i += GROUPS * 128 * 4) {
+                const u32 of = i / OUTPUTS;
+                finish(of, i % OUTPUTS, [&](int b, u32 in_tile) { return __ldcg(of_block(b, of, in_tile)); });
+            }
+            // Before the next tile is counted.
+            wait_for_worker();
+        }
+    }
+}
