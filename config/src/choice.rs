@@ -157,8 +157,8 @@ choice! {
     Numerics, "one of fast, invariant", "invariant" {
         /// Any order: the same bits on all ranks of a job, but other bits with another number of ranks.
         Fast = "fast",
-        /// One order, a fixed tree: the logits of a token depend on the weights, the tokens before it and the instruction set
-        /// alone. On CPUs.
+        /// One order, a fixed tree: the logits of a token depend only on the weights, the tokens before it, and the instruction set
+        /// of the CPU or the architecture of the GPU.
         Invariant = "invariant",
     }
 }

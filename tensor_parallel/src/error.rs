@@ -180,13 +180,13 @@ pub enum ConfigurationError {
     FastOnly,
     /// Ranks that compute in different ways, so that sums differ in their last bits.
     #[error(
-        "rank {rank} computes with {theirs} and rank {other} with {mine}; all must use the same: set `model.numerics` alike, and \
-         `model.instruction_set` to one that `ryz doctor` lists on every host"
+        "rank {rank} computes with {theirs} and rank {other} with {mine}; all must use the same: set `model.numerics` alike; on CPUs, \
+         set `model.instruction_set` to one that `ryz doctor` lists on every host; on GPUs, use GPUs of one compute capability"
     )]
     DifferentArithmetic {
         /// One rank.
         rank: Rank,
-        /// Its numerics and instruction set.
+        /// Its numerics, and its instruction set or compute capability.
         theirs: String,
         /// Another rank.
         other: Rank,

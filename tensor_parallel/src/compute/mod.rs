@@ -39,9 +39,9 @@ pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
 /// Returns the arithmetic of [`for_group`] with the numerics of another group, whose members are among those of `group`.
 pub(crate) fn for_ranks(group: &ProcessGroup, numerics: Numerics) -> Result<Box<dyn Compute>> {
     let threads = threads::per_rank(group.sharing_cpus());
-    match (group.device(), numerics) {
-        (Some(device), numerics) => Ok(Box::new(Cuda::with_numerics(device, threads, numerics)?)),
-        (None, numerics) => Ok(Box::new(Host::with_numerics(threads, instruction_set::current(), numerics))),
+    match group.device() {
+        Some(device) => Ok(Box::new(Cuda::with_numerics(device, threads, numerics)?)),
+        None => Ok(Box::new(Host::with_numerics(threads, instruction_set::current(), numerics))),
     }
 }
 

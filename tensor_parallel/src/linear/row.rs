@@ -132,6 +132,7 @@ impl RowParallelLinear {
             return Ok(y);
         }
         if let Some(leaves) = self.leaves
+            && fits
             && self.options.reduce_results
             && self.bias.is_none()
             && group.world_size() > 1

@@ -151,9 +151,10 @@ impl Llama {
     /// `groups` is a group that shares each layer, or a [manager](ryzanstein_process_group::ProcessGroupManager), whose layout
     /// may also divide the layers into pipeline stages. Pass the same to every call of the model.
     ///
-    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](crate::compute::instruction_set).
-    /// Settings, shapes, world size and these are checked before any weight is read. If one rank fails, all do. On a GPU, loading ends
-    /// with a first pass, so that the usual kernels are compiled before the first request.
+    /// All ranks must have the same [numerics](ProcessGroup::numerics) and the same
+    /// [instruction set](crate::compute::instruction_set) or, on GPUs, compute capability. Settings, shapes, world size and these are
+    /// checked before any weight is read. If one rank fails, all do. On a GPU, loading ends with a first pass, so that the kernels of a
+    /// short prompt and of one sequence are compiled before the first request; others are compiled, and cached, at their first use.
     ///
     /// # Errors
     /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;
@@ -206,8 +207,8 @@ impl Llama {
 
     /// Loads this rank's shard of a model from a folder that only `root` can read, a rank in the world of `groups`. The
     /// `directory` and `dtype` of other ranks are ignored. The root reads the shard of each rank and sends it only to that rank.
-    /// All ranks must have the same [numerics](ProcessGroup::numerics) and, on CPUs, the same [instruction set](crate::compute::instruction_set). If one
-    /// rank fails, all do.
+    /// All ranks must have the same [numerics](ProcessGroup::numerics) and the same
+    /// [instruction set](crate::compute::instruction_set) or, on GPUs, compute capability. If one rank fails, all do.
     ///
     /// # Errors
     /// Returns this rank's own error; otherwise [`Error::Peer`] with that of another rank;

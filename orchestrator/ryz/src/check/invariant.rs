@@ -38,12 +38,12 @@ struct Digests {
 /// true if all have the same digest. Every rank calls this.
 pub(super) fn compare(manager: &mut ProcessGroupManager, screen: Screen) -> Result<(String, bool), Error> {
     let world = manager.world();
-    let set = compute::arithmetic(world, Numerics::Invariant);
-    let sets = world.all_gather_object(&set)?;
-    if let Some(other) = sets.iter().position(|other| *other != set) {
+    let arithmetic = compute::arithmetic(world, Numerics::Invariant);
+    let all = world.all_gather_object(&arithmetic)?;
+    if let Some(other) = all.iter().position(|other| *other != arithmetic) {
         let (rank, other) = (Rank(other as u32), world.rank());
-        let theirs = sets[rank.index()].clone();
-        return Err(ConfigurationError::DifferentArithmetic { rank, theirs, other, mine: set }.into());
+        let theirs = all[rank.index()].clone();
+        return Err(ConfigurationError::DifferentArithmetic { rank, theirs, other, mine: arithmetic }.into());
     }
     let config = config()?;
     let sizes = legal_world_sizes(&config, manager.roster().world_size(), Numerics::Invariant);
@@ -73,7 +73,7 @@ pub(super) fn compare(manager: &mut ProcessGroupManager, screen: Screen) -> Resu
         (true, _) => "the same bits at every size",
     };
     let head = format!(
-        "Invariant numerics, {DTYPE}, {set}: {TOKENS} tokens, whole and in chunks of {CHUNK}; {NEW_TOKENS} greedy tokens, alone and \
+        "Invariant numerics, {DTYPE}, {arithmetic}: {TOKENS} tokens, whole and in chunks of {CHUNK}; {NEW_TOKENS} greedy tokens, alone and \
          with {} other sequences:",
         SEQUENCES - 1
     );

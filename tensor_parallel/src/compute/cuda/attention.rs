@@ -1,5 +1,5 @@
-//! Attention on a GPU: `append` of `attention.cu`; `decode.cu` for one new position, with `decode_mma.cu` or `decode_vectors.cu`;
-//! one of `prefill.cu`, `prefill_mma.cu` and `prefill_wgmma.cu` for many.
+//! Attention on a GPU: `append` of `attention.cu`; with fast numerics `decode.cu` for one new position, with `decode_mma.cu` or
+//! `decode_vectors.cu`; otherwise one of `prefill.cu`, `prefill_mma.cu` and `prefill_wgmma.cu`.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -9,14 +9,14 @@ use ryzanstein_process_group::DType;
 
 use super::Cuda;
 use super::kernels::Source;
-use super::launch::{KernelCall, to_u32};
+use super::launch::{KernelCall, MOST_BLOCKS_Y, to_u32};
 use crate::compute::batch::Part;
 use crate::compute::operations::{AttentionCall, Compute as _, LayerCache};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Number of counters of a launch of `decode`: the maximum length of the second dimension of its grid.
-pub(super) const ARRIVALS: usize = 65_535;
+/// Number of counters for the blocks of one launch that wait for each other's results.
+pub(super) const ARRIVALS: usize = MOST_BLOCKS_Y as usize;
 
 /// Threads of a block of `decode.cu`.
 const THREADS: u32 = 128;
@@ -46,7 +46,7 @@ fn heads_a_block(group: usize, head_dim: usize) -> usize {
     (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
 }
 
-/// The kernel for the attention of many new positions.
+/// The kernel for the attention of many new positions and, with invariant numerics, of one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Prefill {
     /// `prefill.cu`, which computes in `f32`.

@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "the kernel is launched here, and the launch says what was checked")]
 
+#[cfg(test)]
+use std::collections::HashSet;
 use std::ops::Range;
 
 use ryzanstein_process_group::DType;
@@ -22,7 +24,10 @@ const ROW_BYTES: u32 = DEPTH * 2;
 /// Shared memory of a block that has a multiprocessor to itself, and of one of two.
 const ALL_SHARED: u32 = 231_168;
 const HALF_SHARED: u32 = 112_640;
-/// The maximum number of rows whose leaves are added by the blocks that computed them.
+/// The times of a round of half and of large tiles, in one unit: a large tile has twice the work, and reads fewer operands for it.
+const HALF_ROUND: usize = 21;
+const LARGE_ROUND: usize = 40;
+/// The maximum number of rows for small tiles, and for sums whose leaves are added by the blocks that computed them.
 pub(super) const FEW_ROWS: usize = 64;
 /// The minimum number of elements in a leaf of a sum that is divided for speed.
 const SHORTEST_LEAF: usize = 512;
@@ -55,7 +60,8 @@ impl Tiles {
         let halves = Self { groups: 1, workers: 2, ..large };
         if m > FEW_ROWS && halves.parts(m, outputs) * results >= fill {
             let rounds = |tiles: Self| (tiles.parts(m, outputs) * results).div_ceil(fill);
-            return if results > 1 || 21 * rounds(halves) < 40 * rounds(large) { halves } else { large };
+            let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
+            return if results > 1 || is_shorter { halves } else { large };
         }
         let tokens = m.next_power_of_two().clamp(8, 128) as u32;
         let small = Self { tokens, groups: 1, workers: 1, each: if is_gated { 2 } else { 1 }, ..large };
@@ -91,7 +97,7 @@ impl Tiles {
     }
 
     /// Returns true if a block has a multiprocessor to itself, and takes one part after the other.
-    fn is_large(self) -> bool {
+    fn is_persistent(self) -> bool {
         self.groups * self.workers > 1
     }
 
@@ -106,7 +112,7 @@ impl Tiles {
 
     /// Returns the number of pairs of tiles in shared memory.
     fn stages(self) -> u32 {
-        let room = if self.is_large() { ALL_SHARED } else { HALF_SHARED };
+        let room = if self.is_persistent() { ALL_SHARED } else { HALF_SHARED };
         (room - self.staging_bytes()) / self.stage_bytes()
     }
 
@@ -136,12 +142,19 @@ impl Tiles {
         ]
     }
 
-    /// Returns all that [`choose`](Self::choose) can return.
+    /// Returns what [`choose`](Self::choose) returns for a range of sizes.
     #[cfg(test)]
-    pub(super) fn all() -> Vec<Self> {
-        let few = [1, 9, 17, 33].into_iter().flat_map(|m| [1, 3, 6, 8].map(|leaves| [1, m, 8192, leaves]));
-        let many = [[1, 65, 64, 1], [1, 512, 4096, 1], [1, 1 << 20, 8192, 1]];
-        few.chain(many).flat_map(|sizes| [false, true].map(|gated| Self::choose(sizes, gated, 132))).collect()
+    pub(super) fn all() -> HashSet<Self> {
+        let mut all = HashSet::new();
+        for m in [1, 9, 17, 33, 65, 512, 1 << 20] {
+            for outputs in [64, 1024, 4096, 8192, 16_384, 1 << 20] {
+                for leaves in 1..=if m > FEW_ROWS { 1 } else { LEAVES } {
+                    all.extend([false, true].map(|gated| Self::choose([1, m, outputs, leaves], gated, 132)));
+                }
+                all.insert(Self::choose([LEAVES, m, outputs, 1], false, 132));
+            }
+        }
+        all
     }
 }
 
@@ -226,7 +239,11 @@ impl Kernels {
             Ok::<_, Error>(TensorMap::new(&self.gpu.device, address, tensor.dtype(), lengths, strides, area)?)
         };
         let parts = tiles.parts(m, outputs) * results;
-        assert!(tiles.blocks == 1 || parts <= ARRIVALS, "a launch has a counter for each tile");
+        if tiles.blocks > 1 && parts / tiles.blocks as usize > ARRIVALS {
+            return Err(Error::input(format!(
+                "a product of {outputs} outputs has more than {ARRIVALS} tiles that blocks share; divide the weight"
+            )));
+        }
         let partial = self.gpu.scratch(if tiles.blocks == 1 { 0 } else { tiles.partial_bytes() * parts })?;
         let mut call = self.call(Source::Gemm(x.dtype(), out.dtype(), tiles), "gemm");
         call.value(map(weight, [0, n], [row, leaf], 64)?);
@@ -236,7 +253,7 @@ impl Kernels {
         let [m, n, k] = sizes;
         call.value([results as u32, m, n, k, u32::from(self.here(weight)?.is_settled())]);
         let parts = to_u32("tiles", parts)?;
-        let blocks = if tiles.is_large() { parts.min(multiprocessors) } else { parts };
+        let blocks = if tiles.is_persistent() { parts.min(multiprocessors) } else { parts };
         // SAFETY: copies stay within the tensors that the maps describe, which are those of `x` and the weight: checked above. A
         // block reads as many floats of the bias as it has rows of the weight, unless the bias is null, and writes tiles of the
         // [results, m, outputs] elements of `out`, whose edges it checks. Blocks that share a tile write their sums in `partial`, and
@@ -251,8 +268,17 @@ mod tests {
 
     use super::*;
 
-    /// The most shared memory of a block of Hopper, and what each of two may have.
+    /// The most shared memory of a block of Hopper, and of one of two: they share 228 KiB, and each needs 1 KiB more than it asks for.
     const MOST: u32 = 227 << 10;
+    const MOST_OF_TWO: u32 = (228 << 10) / 2 - (1 << 10);
+
+    #[test]
+    fn the_tiles_that_are_compiled_in_tests_are_of_every_kind() {
+        let all = Tiles::all();
+        assert!(all.iter().any(|tiles| tiles.workers == 2));
+        assert!(all.iter().any(|tiles| tiles.groups == 2));
+        assert!(all.iter().any(|tiles| tiles.leaves == 8) && all.iter().any(|tiles| tiles.blocks == 8));
+    }
 
     proptest! {
         #[test]
@@ -266,7 +292,7 @@ mod tests {
             prop_assert!(tiles.leaves.is_power_of_two() && tiles.stages() >= 2);
             // The barriers of the stages.
             let bytes = tiles.shared_bytes() + 16 * tiles.stages() + 16;
-            let most = if tiles.is_large() { MOST } else { MOST / 2 };
+            let most = if tiles.is_persistent() { MOST } else { MOST_OF_TWO };
             prop_assert!(bytes <= most, "{bytes} of {most}");
             prop_assert!(!is_gated || tiles.each == 2);
         }

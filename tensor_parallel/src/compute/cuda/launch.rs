@@ -1,7 +1,7 @@
 //! Launches of kernels.
 //!
-//! Each kernel has one safe function, in [`rows`](super::rows), [`linear`](super::linear), [`batch`](super::batch) or
-//! [`attention`](super::attention). It takes tensors, checks that they contain all that the kernel reads and have room for all
+//! Each kernel has one safe function, in [`rows`](super::rows), [`linear`](super::linear), [`gemm`](super::gemm),
+//! [`batch`](super::batch) or [`attention`](super::attention). It takes tensors, checks that they contain all that the kernel reads and have room for all
 //! that it writes, and documents why the launch is sound. Addresses stay inside a [`KernelCall`].
 
 #![expect(
@@ -25,8 +25,11 @@ const ELEMENTS: usize = 4;
 /// The maximum number of blocks per multiprocessor. With more elements, the blocks stride.
 const BLOCKS: u32 = 16;
 
+/// The maximum of the second dimension of a grid.
+pub(super) const MOST_BLOCKS_Y: u32 = 65_535;
+
 /// The maximum number of arguments of a kernel.
-const MOST_ARGUMENTS: usize = 9;
+const MOST_ARGUMENTS: usize = 10;
 
 /// A kernel with its arguments, in the order in which it declares them. It borrows them until it is enqueued; later frees and
 /// writes of their memory come later in the same stream.

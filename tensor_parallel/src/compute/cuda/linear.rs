@@ -1,5 +1,4 @@
-//! Products with weights: few rows with a kernel of our own, many rows with cuBLASLt. With invariant numerics, all rows with the same
-//! kernel of our own.
+//! Products with weights. Fast numerics use our own kernels for few rows and cuBLASLt for many; invariant numerics always use our own.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 
@@ -11,7 +10,7 @@ use ryzanstein_process_group::DType;
 use super::Cuda;
 use super::gemm::{FEW_ROWS, Sums};
 use super::kernels::{Kernels, Source};
-use super::launch::to_u32;
+use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
 use crate::compute::{Compute as _, shapes};
 use crate::error::{Error, Result};
@@ -20,8 +19,6 @@ use crate::tensor::Tensor;
 /// Threads of a block, as in `vector.cu`.
 const VECTOR_THREADS: u32 = 128;
 const VECTOR_ROWS: usize = 2;
-/// The maximum of the second dimension of a grid.
-const MOST_VECTORS: usize = 65_535;
 /// Rows of `x` whose products of parts are in memory at once.
 const ROWS_OF_LEAVES: usize = 512;
 /// The maximum number of rows for which our kernel is faster than cuBLASLt.
@@ -103,8 +100,8 @@ impl Cuda {
         Ok(y)
     }
 
-    /// Computes a product with a kernel of our own, or returns `None` if the library is faster. With invariant numerics, a row of the result
-    /// depends on that row of `x` alone.
+    /// Computes a product with one of our own kernels, or returns `None` if cuBLASLt is faster. With invariant numerics it never returns
+    /// `None`, and a row of the result depends on that row of `x` alone.
     fn multiply_ourselves(
         &self,
         x: &Tensor,
@@ -229,7 +226,7 @@ impl Kernels {
         ];
         let stride = to_u32("columns", x.columns())?;
         for leaf in 0..leaves {
-            for first in (0..m).step_by(MOST_VECTORS) {
+            for first in (0..m).step_by(MOST_BLOCKS_Y as usize) {
                 let mut call = self.call(source, "matrix_vector");
                 call.read_from(x, rows.start + first)?
                     .read_from(matrix, leaf * n)?
@@ -239,7 +236,7 @@ impl Kernels {
                     call.value(size);
                 }
                 call.value(stride).value((leaf * k) as u64);
-                let vectors = (m - first).min(MOST_VECTORS) as u32;
+                let vectors = (m - first).min(MOST_BLOCKS_Y as usize) as u32;
                 // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, VECTOR_ROWS of the leaf's
                 // `n` rows of the matrix, and as many floats of the bias unless it is null, and writes as many elements of that row of
                 // the leaf in `out`, or one if it is gated: checked above. It reads the matrix before the previous kernel has ended only

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use ryzanstein_process_group::DType;
 
 use super::kernels::{Kernels, Source};
-use super::launch::{KernelCall, to_u32};
+use super::launch::{KernelCall, MOST_BLOCKS_Y, to_u32};
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::{Batch, DeviceBatch, Part};
 use crate::compute::operations::HeadNorms;
@@ -16,8 +16,6 @@ use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// The maximum of the second dimension of a grid.
-const MOST_ROWS: u32 = 65_535;
 /// Levels of the largest tree of `sum_of_leaves`.
 const MOST_LEVELS: u32 = LEAVES.ilog2();
 
@@ -123,9 +121,12 @@ impl Kernels {
     pub(super) fn sum_of_leaves(&self, terms: &Tensor, out: &mut Tensor, first: usize) -> Result<()> {
         let terms = Terms::new(terms, out, first)?;
         let mut call = self.call(Source::Rows(out.dtype(), DType::F32), "sum_of_leaves");
+        let is_aligned = (first * out.columns()).is_multiple_of(4) || !terms.length().is_multiple_of(4);
+        assert!(is_aligned, "stores of four elements are aligned");
         call.write_from(out, first)?;
         terms.add_to(&mut call, self)?;
-        // SAFETY: the kernel reads the terms, and writes as many elements of `out` as each has, from row `first` on: checked above.
+        // SAFETY: the kernel reads the terms, and writes as many elements of `out` as each has, from row `first` on, four at
+        // a time if they are aligned: checked above.
         unsafe { call.launch_over(terms.length()) }
     }
 
@@ -189,7 +190,7 @@ impl Kernels {
         let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "swiglu");
         call.read(x)?.write(out)?.value(rows).value(width);
         // SAFETY: the kernel reads `rows` rows of 2 × `width` elements and writes as many of `width`: checked above.
-        unsafe { call.launch([across, rows.min(MOST_ROWS)], threads) }
+        unsafe { call.launch([across, rows.min(MOST_BLOCKS_Y)], threads) }
     }
 
     /// Computes `out = x / sqrt(mean(x²) + epsilon) × weight`, row by row.

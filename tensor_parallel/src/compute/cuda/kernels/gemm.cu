@@ -1,15 +1,14 @@
-// A product with weights on the tensor cores of Hopper: out[m, n] = x[m, k] · w[n, k]ᵀ + bias[n], for 16-bit types. A warp copies
-// tiles of both into shared memory, and warp groups multiply them: rows of the weights by TOKENS rows of x. Compiled behind wgmma.cu,
-// whose names it uses.
+// A product with weights on the tensor cores of Hopper: out[m, n] = x[m, k] · w[n, k]ᵀ + bias[n], for 16-bit types. One warp, the
+// producer, copies tiles of both operands into a ring of STAGES stages in shared memory (TMA); warp groups multiply them (wgmma): 64 rows
+// of the weights by TOKENS rows of x. Compiled behind wgmma.cu, whose names it uses.
 //
-// A sum over k has BLOCKS × LEAVES leaves: LEAVES, a power of two, for each of the blocks that share a tile of the result. A leaf is added
-// in ascending order of k, whatever the tile, and the leaves as a tree: neighbours in pairs while their number is even, then one after the
-// other. So a row of the result depends on that row of x alone, and tiles are chosen for speed.
+// A sum over k has BLOCKS × LEAVES leaves: LEAVES, a power of two, in each of the BLOCKS blocks that share a tile of the result (split-K).
+// A leaf is added in ascending order of k, and the leaves as a tree: neighbours in pairs while their number is even, then one after the
+// other. The sizes of tiles change none of this, so a row of the result depends on that row of x alone.
 //
 // ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 64 rows of the weights for each of GROUPS warp
-// groups. Of WORKERS times as many groups in a block, each GROUPS work on a tile of their own, so that one tile is written while
-// another one is computed. STAGES pairs of tiles are in shared memory. If GATED, the first half of the rows are gates, and
-// out[m, n / 2] = silu(gate) × up: the two tiles of a group are gates and their ups.
+// groups. WORKERS tiles of a block are in progress (ping-pong): one is multiplied while another one is written. If GATED, the first half
+// of the rows are gates, and out[m, n / 2] = silu(gate) × up: the two tiles of a group are gates and their ups.
 
 constexpr int DEPTH = 64;
 constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = TOKENS * DEPTH * 2;
@@ -23,7 +22,7 @@ constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
 // Sums on their way from registers to the result, [AT_ONCE, ROWS] for each worker: rows are longer by 16 bytes, so that they lie in
 // different banks.
 constexpr int AT_ONCE = least(TOKENS, 16), PITCH = ROWS + 4;
-// Tiles of tokens whose blocks follow each other: their operands stay in the second cache.
+// Tiles of tokens whose blocks follow each other: their operands stay in the L2 cache.
 constexpr u32 BAND = 16;
 
 // The driver's description of a tensor of [leaves, rows, k].
@@ -69,8 +68,9 @@ template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load)
     return parts[0];
 }
 
-// Grid: blocks that take the parts of the tiles of all results in turn; a result [m, n] has its own leaves. The last part of a tile to
-// finish adds all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before and after.
+// Grid: blocks, each of which takes every gridDim.x-th part of the tiles of all results; a result [m, n] has its own leaves. The last part
+// of a tile to finish adds all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before
+// and after.
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
     const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const float* __restrict__ bias,
     RESULT* __restrict__ out, float* partial, u32* arrivals, Shape shape
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
     auto wait_for_worker = [&]() { asm volatile("bar.sync %0, %1;" :: "r"(1 + worker), "n"(GROUPS * 128) : "memory"); };
     __shared__ bool last[WORKERS];
     wait_for_previous();
-    // Workers compute in turn: a barrier of shared memory tells only one phase from the next.
+    // Workers multiply in turn: a wait on an mbarrier can only tell the current phase from the one before.
     if (WORKERS > 1 && worker == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
     for (u32 part = blockIdx.x + worker * gridDim.x, order = worker; part < parts; part += WORKERS * gridDim.x, order += WORKERS) {
         // Sums of 1, 2, 4 … leaves that wait for their neighbours.

@@ -45,7 +45,8 @@ struct Queries {
             high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 2));
             // Where nothing has been seen yet, all shares are zero.
             least[r] = high[r] == LOWEST ? 0.0f : -high[r] * scale;
-            keep[r] = power_of_2(top[r] * scale + least[r]);
+            // Exactly 1 where the greatest stays: a tile in which a query sees nothing changes nothing.
+            keep[r] = power_of_2((top[r] - high[r]) * scale);
             top[r] = high[r];
             weight[r] *= keep[r];
         }

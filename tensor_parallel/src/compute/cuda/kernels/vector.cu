@@ -1,5 +1,5 @@
 // A matrix times one vector: decoding. Bound by memory, so the matrix is read once, in the widest loads, and never
-// kept in the first cache. Several vectors are multiplied one by one, where no kernel for more of them has the types.
+// kept in the L1 cache. Several vectors are multiplied one after the other, where gemm.cu does not apply.
 //
 // ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product.
 

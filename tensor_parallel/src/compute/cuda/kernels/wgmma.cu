@@ -35,12 +35,14 @@
 #define OPERANDS_TEXT "%32, %33"
 #define ACCUMULATES_TEXT "%34"
 #define REGISTERS_TEXT "{%32, %33, %34, %35}, %36"
-#else
+#elif WGMMA_N == 128
 #define SUMS(x) SUMS32(x, 0), SUMS32(x, 32)
 #define SUMS_TEXT TEXT64
 #define OPERANDS_TEXT "%64, %65"
 #define ACCUMULATES_TEXT "%66"
 #define REGISTERS_TEXT "{%64, %65, %66, %67}, %68"
+#else
+#error "WGMMA_N is 8, 16, 32, 64 or 128"
 #endif
 #define MULTIPLY "wgmma.mma_async.sync.aligned.m64n" TEXT(WGMMA_N) "k16.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) " {" SUMS_TEXT "}, "
 
