@@ -25,7 +25,7 @@ impl Run {
 
     pub(crate) fn in_folder(folder: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(ryz());
-        // Tests ignore a table of paths that `ryz tune` measured on this machine, unless they write one.
+        // Tests ignore the user's own table of paths, unless they write one.
         command.env("XDG_STATE_HOME", "/nowhere");
         command.args(arguments).current_dir(folder).envs(environment.iter().copied());
         Self::of(command)
