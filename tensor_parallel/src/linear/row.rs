@@ -169,9 +169,12 @@ impl RowParallelLinear {
         if self.options.reduce_results && group.world_size() > 1 {
             return compute.sum_of_leaves(&self.terms(x, leaves, compute, group)?, x.dtype());
         }
-        let mut held = None;
-        let x = self.input(x, compute, &mut held)?;
-        compute.linear_of_leaves(x, &self.weight, leaves, x.dtype())
+        self.subtree(x, (leaves, x.dtype()), compute)
+    }
+
+    /// Returns this rank's term of the sum, added as a tree and rounded to `out`.
+    fn subtree(&self, x: &Tensor, (leaves, out): (usize, DType), compute: &dyn Compute) -> Result<Tensor> {
+        compute.linear_of_leaves(self.input(x, compute, &mut None)?, &self.weight, leaves, out)
     }
 
     /// Returns the terms of the sum of all ranks.
@@ -182,9 +185,7 @@ impl RowParallelLinear {
         compute: &dyn Compute,
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
-        let mut held = None;
-        let x = self.input(x, compute, &mut held)?;
-        let mine = compute.linear_of_leaves(x, &self.weight, leaves, DType::F32)?;
+        let mine = self.subtree(x, (leaves, DType::F32), compute)?;
         let mut terms = compute.scratch(&[group.world_size(), mine.rows(), mine.columns()], DType::F32)?;
         group.all_gather(&mine, &mut terms)?;
         Ok(terms)
