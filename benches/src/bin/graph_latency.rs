@@ -201,7 +201,10 @@ fn add_norm(group: &mut ProcessGroup, shape: [usize; 2], fused: bool) -> Result<
     let weight = upload(vec![1.0; columns], &[columns], DType::F32)?;
     let step = |group: &mut ProcessGroup, x: &mut Tensor, residual: &mut Tensor| -> Step {
         if fused {
-            return Ok(group.all_reduce_add_norm(x, residual, &weight, EPSILON)?);
+            let mut out = compute.scratch(&shape, DType::BF16)?;
+            group.all_reduce_add_norm(&*x, residual, (&weight, EPSILON), &mut out)?;
+            *x = out;
+            return Ok(());
         }
         group.all_reduce(x, ReduceOp::Sum)?;
         compute.add(residual, x)?;

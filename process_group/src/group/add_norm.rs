@@ -19,37 +19,44 @@ impl ProcessGroup {
         lock(&self.inner.core).backend.backend().fuses_add_norm(dtype, count, columns)
     }
 
-    /// Executes in one kernel: sums `buffer` (`[rows × columns]`) over the ranks, adds the sum to `residual` (of the same shape),
-    /// and fills `buffer` with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32.
-    /// Sum, residual and result are each rounded once to the type of the elements.
+    /// Executes in one kernel: sums `terms` (`[rows × columns]`) over the ranks, adds the sum to `residual` (of the same shape), and
+    /// fills `out` with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32. `out` has
+    /// the type of `residual`, and `terms` has it too or is f32. Sum, residual and result are each rounded once to that type.
     ///
     /// The kernel follows the fused all-reduces of TensorRT-LLM and SGLang. Profiles and records show this as an all-reduce. After
-    /// an error, `buffer` and `residual` contain no result.
+    /// an error, `out` and `residual` contain no result.
     ///
     /// # Errors
     /// [`Error::Invalid`] where [`fuses_add_norm`](Self::fuses_add_norm) is false, when types or lengths do not fit, and for slices
     /// of cudarc; otherwise as [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_add_norm(
         &mut self,
-        buffer: &mut (impl BufferMut + ?Sized),
+        terms: &(impl Buffer + ?Sized),
         residual: &mut (impl BufferMut + ?Sized),
-        weight: &(impl Buffer + ?Sized),
-        epsilon: f32,
+        (weight, epsilon): (&(impl Buffer + ?Sized), f32),
+        out: &mut (impl BufferMut + ?Sized),
     ) -> Result<()> {
         let operation = Operation::AllReduce(ReduceOp::Sum);
-        let (buffer, residual, weight) = (buffer.view_mut(), residual.view_mut(), weight.view());
-        for memory in [buffer.memory(), residual.memory(), weight.memory()] {
+        let (terms, residual, weight, out) =
+            (terms.view(), residual.view_mut(), weight.view(), out.view_mut());
+        for memory in [terms.memory(), residual.memory(), weight.memory(), out.memory()] {
             self.check_memory(operation, memory)?;
         }
-        let (dtype, count, columns) = (buffer.dtype(), buffer.count(), weight.count());
-        let shapes = [(residual.dtype(), residual.count()), (weight.dtype(), weight.count())];
-        if shapes != [(dtype, count), (DType::F32, columns)] || columns == 0 || !count.is_multiple_of(columns)
+        let (dtype, count, columns) = (terms.dtype(), terms.count(), weight.count());
+        let is_row = weight.dtype() == DType::F32 && columns > 0 && count.is_multiple_of(columns);
+        let takes_terms = dtype == residual.dtype() || dtype == DType::F32;
+        if !is_row
+            || !takes_terms
+            || [residual.count(), out.count()] != [count; 2]
+            || out.dtype() != residual.dtype()
         {
             return Err(Error::invalid(format!(
-                "all-reduce with norm of {count} {dtype}: the residual has {} {}, and the weight {columns} {}; expected {count} \
-                 {dtype}, and f32 weights of one row",
+                "all-reduce with norm of {count} {dtype}: the residual has {} {}, the result {} {}, and the weight {columns} {}; \
+                 expected {count} of one type for both, which is that of the terms unless they are f32, and f32 weights of one row",
                 residual.count(),
                 residual.dtype(),
+                out.count(),
+                out.dtype(),
                 weight.dtype()
             )));
         }
@@ -60,7 +67,14 @@ impl ProcessGroup {
                 self.info.name
             )));
         }
-        if buffer.device().is_none() || residual.device().is_none() || weight.device().is_none() {
+        if [
+            terms.device().is_none(),
+            residual.device().is_none(),
+            weight.device().is_none(),
+            out.device().is_none(),
+        ]
+        .contains(&true)
+        {
             return Err(Error::invalid(
                 "all-reduce with norm: a CudaSlice is not accepted here; pass a DeviceBuffer or a view",
             ));
@@ -68,7 +82,11 @@ impl ProcessGroup {
         let fingerprint = self.fingerprint(operation, dtype, count)?;
         let sequence = self.next();
         self.wait_idle();
-        self.inner.run(fingerprint, sequence, Buffers::AddNorm(buffer, AddNorm { residual, weight, epsilon }))
+        self.inner.run(
+            fingerprint,
+            sequence,
+            Buffers::AddNorm(terms, out, AddNorm { residual, weight, epsilon }),
+        )
     }
 }
 
@@ -80,11 +98,15 @@ mod tests {
     fn a_group_without_the_kernel_refuses_and_says_what_to_call() {
         let mut group = ProcessGroup::loopback(1).remove(0);
         assert!(!group.fuses_add_norm(DType::F32, 1, 8));
-        let (mut x, mut residual, weight) = ([1.0f32; 8], [0.0f32; 8], [1.0f32; 8]);
-        let error = group.all_reduce_add_norm(&mut x, &mut residual, &weight, 1e-5).unwrap_err();
+        let (x, mut residual, weight, mut out) = ([1.0f32; 8], [0.0f32; 8], [1.0f32; 8], [0.0f32; 8]);
+        let norm = (&weight, 1e-5);
+        let error = group.all_reduce_add_norm(&x, &mut residual, norm, &mut out).unwrap_err();
         assert!(error.to_string().contains("call all_reduce"), "{error}");
-        let error = group.all_reduce_add_norm(&mut x, &mut residual[..4], &weight, 1e-5).unwrap_err();
+        let error = group.all_reduce_add_norm(&x, &mut residual[..4], norm, &mut out).unwrap_err();
         assert!(error.to_string().contains("the residual has 4 f32"), "{error}");
+        let halves = [half::bf16::ONE; 8];
+        let error = group.all_reduce_add_norm(&halves, &mut residual, norm, &mut out).unwrap_err();
+        assert!(error.to_string().contains("that of the terms unless they are f32"), "{error}");
         assert!(group.last_call().is_none());
     }
 }

@@ -510,8 +510,8 @@ impl Core {
 pub(super) enum Buffers<'a> {
     InPlace(Option<ViewMut<'a>>),
     OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
-    /// The terms of a sum in place, and the operations after the sum.
-    AddNorm(ViewMut<'a>, AddNorm<'a>),
+    /// The terms of a sum, the result, and the operations after the sum.
+    AddNorm(View<'a>, ViewMut<'a>, AddNorm<'a>),
 }
 
 impl<'a> Buffers<'a> {
@@ -520,7 +520,7 @@ impl<'a> Buffers<'a> {
         let chunks = if fingerprint.operation.is_chunked() { world_size } else { 1 };
         let (input, output) = match self {
             Self::InPlace(buffer) => (None, buffer.as_ref()),
-            Self::AddNorm(buffer, _) => (None, Some(buffer)),
+            Self::AddNorm(terms, ..) => (Some(*terms), None),
             Self::OutOfPlace(input, output) => (*input, output.as_ref()),
         };
         for view in input.into_iter().chain(output.map(ViewMut::as_view)) {
@@ -545,7 +545,7 @@ impl<'a> Buffers<'a> {
         let (in_place, input, output, add_norm) = match self {
             Self::InPlace(buffer) => (true, None, buffer, None),
             Self::OutOfPlace(input, output) => (false, input, output, None),
-            Self::AddNorm(buffer, add_norm) => (true, None, Some(buffer), Some(add_norm)),
+            Self::AddNorm(terms, out, add_norm) => (false, Some(terms), Some(out), Some(add_norm)),
         };
         Call { fingerprint, sequence, deadline, in_place, input, output, add_norm, interrupt: None }
     }

@@ -186,22 +186,6 @@ pub trait Compute: fmt::Debug + Send + Sync {
         Err(ConfigurationError::FastOnly.into())
     }
 
-    /// Adds the [sum](Self::sum_of_leaves) of the terms to `x[rows, columns]`, and returns the [norm](Self::rms_norm) of the result, as
-    /// [`add_norm`](Self::add_norm) does.
-    ///
-    /// # Errors
-    /// Returns the errors of both.
-    fn add_norm_of_leaves(
-        &self,
-        x: &mut Tensor,
-        terms: &Tensor,
-        weight: &Tensor,
-        epsilon: f32,
-    ) -> Result<Tensor> {
-        let sum = self.sum_of_leaves(terms, x.dtype())?;
-        self.add_norm(x, &sum, weight, epsilon)
-    }
-
     /// Looks up row `id - first` of `table` for each token. Ids outside `first..first + rows` give zeros.
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor>;
 

@@ -106,8 +106,8 @@ impl RowParallelLinear {
     }
 
     /// Adds the result of [`forward`](Self::forward) to `residual`, and returns the normalised rows of that sum. If the group
-    /// [has](ryzanstein_process_group::ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in
-    /// another order.
+    /// [has](ryzanstein_process_group::ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row may be added in
+    /// another order, unless numerics are invariant.
     ///
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward).
@@ -118,27 +118,21 @@ impl RowParallelLinear {
         compute: &dyn Compute,
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
-        let (rows, columns) = (x.rows(), self.weight.rows());
-        let is_sum = self.options.reduce_results && self.bias.is_none() && self.leaves.is_none();
-        let fits = residual.dtype() == x.dtype() && [residual.rows(), residual.columns()] == [rows, columns];
+        let (rows, columns) = (x.rows(), self.weight.rows() / self.leaves.unwrap_or(1));
+        let is_sum = self.options.reduce_results && self.bias.is_none();
         if is_sum
-            && fits
-            && norm.weight().count() == columns
+            && residual.dtype() == x.dtype()
+            && [residual.rows(), residual.columns(), norm.weight().count()] == [rows, columns, columns]
             && let Some(group) = group.process_group()
-            && group.fuses_add_norm(x.dtype(), rows, columns)
+            && group.fuses_add_norm(self.leaves.map_or(x.dtype(), |_| DType::F32), rows, columns)
         {
-            let mut y = self.term(x, compute)?;
-            group.all_reduce_add_norm(&mut y, residual, norm.weight(), norm.epsilon())?;
-            return Ok(y);
-        }
-        if let Some(leaves) = self.leaves
-            && fits
-            && self.options.reduce_results
-            && self.bias.is_none()
-            && group.world_size() > 1
-        {
-            let terms = self.terms(x, leaves, compute, group)?;
-            return compute.add_norm_of_leaves(residual, &terms, norm.weight(), norm.epsilon());
+            let term = match self.leaves {
+                Some(leaves) => self.subtree(x, (leaves, DType::F32), compute)?,
+                None => self.term(x, compute)?,
+            };
+            let mut normed = compute.scratch(residual.shape(), residual.dtype())?;
+            group.all_reduce_add_norm(&term, residual, (norm.weight(), norm.epsilon()), &mut normed)?;
+            return Ok(normed);
         }
         let y = self.forward(x, compute, group)?;
         compute.add_norm(residual, &y, norm.weight(), norm.epsilon())
@@ -167,7 +161,11 @@ impl RowParallelLinear {
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
         if self.options.reduce_results && group.world_size() > 1 {
-            return compute.sum_of_leaves(&self.terms(x, leaves, compute, group)?, x.dtype());
+            let mine = self.subtree(x, (leaves, DType::F32), compute)?;
+            let mut terms =
+                compute.scratch(&[group.world_size(), mine.rows(), mine.columns()], DType::F32)?;
+            group.all_gather(&mine, &mut terms)?;
+            return compute.sum_of_leaves(&terms, x.dtype());
         }
         self.subtree(x, (leaves, x.dtype()), compute)
     }
@@ -175,20 +173,6 @@ impl RowParallelLinear {
     /// Returns this rank's term of the sum, added as a tree and rounded to `out`.
     fn subtree(&self, x: &Tensor, (leaves, out): (usize, DType), compute: &dyn Compute) -> Result<Tensor> {
         compute.linear_of_leaves(self.input(x, compute, &mut None)?, &self.weight, leaves, out)
-    }
-
-    /// Returns the terms of the sum of all ranks.
-    fn terms(
-        &self,
-        x: &Tensor,
-        leaves: usize,
-        compute: &dyn Compute,
-        group: &mut dyn Communicator,
-    ) -> Result<Tensor> {
-        let mine = self.subtree(x, (leaves, DType::F32), compute)?;
-        let mut terms = compute.scratch(&[group.world_size(), mine.rows(), mine.columns()], DType::F32)?;
-        group.all_gather(&mine, &mut terms)?;
-        Ok(terms)
     }
 
     /// Returns this rank's features of `x`, which are `x` itself or copied into `held`.

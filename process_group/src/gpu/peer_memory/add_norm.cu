@@ -8,7 +8,58 @@ struct Norm {
     // Elements of a row: whole vectors, at most as many as a cluster has threads.
     u32 columns;
     float epsilon;
+    // The type of the residual and of the output, a number as KIND, if the terms of the sum are f32. Otherwise it is T.
+    u64 narrow;
 };
+
+#if KIND == 0
+__device__ __forceinline__ u16 narrowed(u32 x, u32 kind) {
+    u16 y;
+    if (kind == 2) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(__uint_as_float(x)));
+    else asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(__uint_as_float(x)));
+    return y;
+}
+__device__ __forceinline__ u32 widened(u16 x, u32 kind) {
+    float y = __uint_as_float((u32)x << 16);
+    if (kind == 2) asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return __float_as_uint(y);
+}
+// Returns x rounded to the type of the residual.
+__device__ __forceinline__ Words rounded(Words x, u32 kind) {
+    if (kind != 0)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x.w[i] = widened(narrowed(x.w[i], kind), kind);
+    return x;
+}
+// Loads and stores vector v in the type of the residual.
+template <bool WHOLE> __device__ __forceinline__ Words load_row(const T* from, u32 count, u32 v, bool aligned, u32 kind) {
+    if (kind == 0) return load<WHOLE>(from, count, v, aligned);
+    const u16* at = (const u16*)from + v * PER;
+    u16 y[PER];
+    if (WHOLE) asm volatile("ld.global.v4.u16 {%0,%1,%2,%3}, [%4];" : "=h"(y[0]), "=h"(y[1]), "=h"(y[2]), "=h"(y[3]) : "l"(at) : "memory");
+    else for (int i = 0; i < PER; i++) y[i] = ((const volatile u16*)at)[i];
+    Words x;
+#pragma unroll
+    for (int i = 0; i < PER; i++) x.w[i] = widened(y[i], kind);
+    return x;
+}
+template <bool WHOLE> __device__ __forceinline__ void store_row(T* to, u32 count, u32 v, const Words& x, bool aligned, u32 kind) {
+    if (kind == 0) return store<WHOLE>(to, count, v, x, aligned);
+    u16 *at = (u16*)to + v * PER, y[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) y[i] = narrowed(x.w[i], kind);
+    if (WHOLE) asm volatile("st.global.v4.u16 [%0], {%1,%2,%3,%4};" :: "l"(at), "h"(y[0]), "h"(y[1]), "h"(y[2]), "h"(y[3]) : "memory");
+    else for (int i = 0; i < PER; i++) at[i] = y[i];
+}
+#else
+__device__ __forceinline__ Words rounded(const Words& x, u32) { return x; }
+template <bool WHOLE> __device__ __forceinline__ Words load_row(const T* from, u32 count, u32 v, bool aligned, u32) {
+    return load<WHOLE>(from, count, v, aligned);
+}
+template <bool WHOLE> __device__ __forceinline__ void store_row(T* to, u32 count, u32 v, const Words& x, bool aligned, u32) {
+    store<WHOLE>(to, count, v, x, aligned);
+}
+#endif
 
 // Before Hopper there are no clusters: each block is one.
 #if __CUDA_ARCH__ >= 900
@@ -50,7 +101,7 @@ __device__ __forceinline__ void load_weight(float (&weight)[PER], const float* f
     }
 }
 
-// Returns the sum over all threads of a cluster to all of them, in an order that depends only on its shape. `sums` has one element
+// Returns the sum over all threads of a cluster to all of them, in the same order for clusters of any shape. `sums` has one element
 // for each warp of the cluster, which no thread reads any more.
 __device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = cluster_blocks();
@@ -136,12 +187,11 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
         float squares = 0.0f;
         if (has_vector) {
             if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
-            add(x, load<WHOLE>(norm.residual, s.count, v, s.aligned));
-            add(x, sum.sum(call, row, own));
-            const Words after = round_once(x);
-            store<WHOLE>(norm.residual, s.count, v, after, s.aligned);
-            x = {};
-            add(x, after);
+            const Sums before = widen(load_row<WHOLE>(norm.residual, s.count, v, s.aligned, norm.narrow));
+            const Sums added = widen(rounded(sum.sum(call, row, own), norm.narrow));
+            const Words after = rounded(round_once(before + added), norm.narrow);
+            store_row<WHOLE>(norm.residual, s.count, v, after, s.aligned, norm.narrow);
+            x = widen(after);
 #pragma unroll
             for (int e = 0; e < PER; e++) squares += x.f[e] * x.f[e];
         }
@@ -149,7 +199,7 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
         if (has_vector) {
 #pragma unroll
             for (int e = 0; e < PER; e++) x.f[e] = x.f[e] * scale * weight[e];
-            store<WHOLE>(call.out, s.count, v, round_once(x), s.aligned);
+            store_row<WHOLE>(call.out, s.count, v, round_once(x), s.aligned, norm.narrow);
         }
     }
 }

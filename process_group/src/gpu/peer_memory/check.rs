@@ -100,6 +100,7 @@ impl Trial<'_> {
             weight: at(2 * count),
             columns: columns as u32,
             epsilon: EPSILON,
+            narrow: self.dtype as u64,
         });
         values.extend((0..count).map(|i| operand(1, i)));
         let mut bytes = encode(self.dtype, &values);

@@ -300,6 +300,8 @@ pub(super) struct Norm {
     pub(super) weight: Address,
     pub(super) columns: u32,
     pub(super) epsilon: f32,
+    /// The type of the residual and of the output, as a number.
+    pub(super) narrow: u64,
 }
 
 impl Norm {
@@ -310,6 +312,7 @@ impl Norm {
             weight: weight.map_or(0, |view| view.address),
             columns: add_norm.weight.count() as u32,
             epsilon: add_norm.epsilon,
+            narrow: add_norm.residual.dtype() as u64,
         }
     }
 }

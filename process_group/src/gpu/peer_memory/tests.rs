@@ -142,10 +142,17 @@ impl Tester {
         values
     }
 
-    /// Returns the sum in f32 in rank order, rounded once.
+    /// Returns the sum in f32, neighbouring ranks in pairs, rounded once.
     fn expected<T: Float>(&self, count: usize, salt: usize) -> Vec<T> {
         let all: Vec<Vec<T>> = (0..self.ranks).map(|rank| operands(rank, count, salt)).collect();
-        (0..count).map(|i| T::narrow(all.iter().fold(0.0, |sum, values| sum + values[i].widen()))).collect()
+        let sum = |i: usize| {
+            let mut terms: Vec<f32> = all.iter().map(|values| values[i].widen()).collect();
+            while terms.len().is_multiple_of(2) {
+                terms = terms.chunks(2).map(|pair| pair[0] + pair[1]).collect();
+            }
+            T::narrow(terms.into_iter().reduce(|sum, term| sum + term).unwrap())
+        };
+        (0..count).map(sum).collect()
     }
 
     fn enqueue(&self, entry: Entry, part: Part, norm: Option<Norm>) {
@@ -229,31 +236,36 @@ impl Tester {
         }
     }
 
-    /// Compares one kernel with a sum, an addition and a norm on the host. The norm may differ by `tolerance`, as its squares are
-    /// added in another order.
-    fn check_norm<T: Float>(&self, entry: Entry, rows: usize, columns: usize, tolerance: f32) {
+    /// Compares one kernel with a sum of terms T, an addition to a residual R and a norm on the host. The norm may differ by
+    /// `tolerance`, as its squares are added in another order. Returns the bytes of the first row.
+    fn check_norm<T: Float, R: Float>(
+        &self,
+        entry: Entry,
+        [rows, columns]: [usize; 2],
+        tolerance: f32,
+    ) -> Vec<u8> {
         let (count, epsilon) = (rows * columns, 1e-5);
         let weight: Vec<f32> = (0..columns).map(|i| operand(9, i, 1)).collect();
-        let mut residual = operands::<T>(11, count, 3);
-        let byte = |bytes: usize| bytes as u64;
-        // One buffer holds the array, the residual and the weights.
-        let (second, third) = (byte(count * size_of::<T>()), byte(2 * count * size_of::<T>()));
-        let mut all = bytes(&operands::<T>(self.position, count, 5)).to_vec();
+        let mut residual = operands::<R>(11, count, 3);
+        // One buffer holds the result, the residual and the weights.
+        let mut all = vec![0x77; count * size_of::<R>()];
+        let second = all.len() as u64;
         all.extend_from_slice(bytes(&residual));
+        let third = all.len() as u64;
         all.extend_from_slice(bytes(&weight));
-        self.write(&self.input, &all);
+        self.write(&self.output, &all);
+        self.write(&self.input, &operands::<T>(self.position, count, 5));
         self.all.wait();
-        let input = self.input.address();
-        let norm = Norm { residual: input + second, weight: input + third, columns: columns as u32, epsilon };
-        self.enqueue(
-            entry,
-            Part { input, output: input, count, pitch: 0, dtype: T::DTYPE, root: 0 },
-            Some(norm),
-        );
-        let got: Vec<T> = self.read(&self.input, 2 * count);
-        let what = format!("{entry:?}, {} ranks, {rows} rows of {columns} {}", self.ranks, T::DTYPE);
+        let (input, output) = (self.input.address(), self.output.address());
+        let (residual_at, weight_at, narrow) = (output + second, output + third, R::DTYPE as u64);
+        let columns_of = columns as u32;
+        let norm = Norm { residual: residual_at, weight: weight_at, columns: columns_of, epsilon, narrow };
+        self.enqueue(entry, Part { input, output, count, pitch: 0, dtype: T::DTYPE, root: 0 }, Some(norm));
+        let got: Vec<R> = self.read(&self.output, 2 * count);
+        let shape = format!("{rows} rows of {columns} {} and {}", T::DTYPE, R::DTYPE);
+        let what = format!("{entry:?}, {} ranks, {shape}", self.ranks);
         for (residual, sum) in residual.iter_mut().zip(self.expected::<T>(count, 5)) {
-            *residual = T::narrow(residual.widen() + sum.widen());
+            *residual = R::narrow(residual.widen() + R::narrow(sum.widen()).widen());
         }
         assert!(bytes(&got[count..]) == bytes(&residual), "{what}: the residual");
         for (row, got) in residual.chunks(columns).zip(got.chunks(columns)) {
@@ -268,6 +280,7 @@ impl Tester {
                 );
             }
         }
+        bytes(&got[..columns]).to_vec()
     }
 }
 
@@ -277,7 +290,7 @@ fn bytes<T: Element>(values: &[T]) -> &[u8] {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn every_length_type_and_alignment_has_the_bits_of_sums_in_rank_order() {
+fn every_length_type_and_alignment_has_the_bits_of_sums_of_pairs_of_ranks() {
     for ranks in 2..=8 {
         on_one_gpu(ranks, |tester| {
             for entry in REDUCTIONS {
@@ -382,12 +395,17 @@ fn the_sum_is_added_and_normalised_in_one_kernel() {
                 for (entry, most) in
                     [(Entry::AddNorm, one_shot_most(ranks)), (Entry::TwoShotAddNorm, ADD_NORM_MOST)]
                 {
+                    let shape = [rows, columns];
                     if 2 * rows * columns <= most {
-                        tester.check_norm::<bf16>(entry, rows, columns, 0.004);
-                        tester.check_norm::<f16>(entry, rows, columns, 0.001);
+                        tester.check_norm::<bf16, bf16>(entry, shape, 0.004);
+                        tester.check_norm::<f16, f16>(entry, shape, 0.001);
                     }
                     if 4 * columns <= MOST_ROW && 4 * rows * columns <= most {
-                        tester.check_norm::<f32>(entry, rows, columns, 1e-6);
+                        tester.check_norm::<f32, f32>(entry, shape, 1e-6);
+                        tester.check_norm::<f32, f16>(entry, shape, 0.001);
+                        let row = tester.check_norm::<f32, bf16>(entry, shape, 0.004);
+                        let alone = tester.check_norm::<f32, bf16>(Entry::AddNorm, [1, columns], 0.004);
+                        assert!(row == alone, "{entry:?}, {ranks} ranks: a row of {shape:?} alone");
                     }
                 }
             }
@@ -432,7 +450,7 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
         }
         // Its results are lost, but it ends, and so do the blocks that wait for it in its cluster.
         let (columns, count) = (5120, 5120);
-        let norm = Norm { residual: output, weight: output, columns, epsilon: 1e-5 };
+        let norm = Norm { residual: output, weight: output, columns, epsilon: 1e-5, narrow: 0 };
         let part = Part { input, output: input, count, pitch: 0, dtype: DType::F32, root: 0 };
         let memory = vec![1.0f32; count];
         tester.write(&tester.input, &memory);

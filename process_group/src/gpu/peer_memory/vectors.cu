@@ -12,7 +12,8 @@
 // that armed the phase again. So two phases are enough, as long as every rank receives data from every other in each call, directly
 // or through a third.
 //
-// Sums are in f32, in the order of the ranks, and rounded once: all ranks get the same bits, from every kernel.
+// Sums are in f32 and rounded once; neighbouring ranks are added in pairs, then neighbouring pairs. All ranks get the same bits, from
+// every kernel.
 //
 // After the Lamport-style kernels of TensorRT-LLM and SGLang.
 
@@ -75,16 +76,24 @@ __device__ __forceinline__ float high(u32 w) { return __uint_as_float(w & 0xffff
 __device__ __forceinline__ u32 pack(float x, float y) { u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(y), "f"(x)); return w; }
 #endif
 
-__device__ __forceinline__ void add(Sums& s, const Words& x) {
+__device__ __forceinline__ Sums widen(const Words& x) {
+    Sums s;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #if KIND == 0
-        s.f[i] += __uint_as_float(x.w[i]);
+        s.f[i] = __uint_as_float(x.w[i]);
 #else
-        s.f[2 * i] += low(x.w[i]);
-        s.f[2 * i + 1] += high(x.w[i]);
+        s.f[2 * i] = low(x.w[i]);
+        s.f[2 * i + 1] = high(x.w[i]);
 #endif
     }
+    return s;
+}
+
+__device__ __forceinline__ Sums operator+(Sums s, const Sums& x) {
+#pragma unroll
+    for (int i = 0; i < PER; i++) s.f[i] += x.f[i];
+    return s;
 }
 
 __device__ __forceinline__ Words round_once(const Sums& s) {
@@ -196,14 +205,20 @@ template <bool ENDS> __device__ __forceinline__ bool receive_all(const Call& cal
     return true;
 }
 
+// Returns the sum of COUNT ranks from FIRST on. Trees of TREE ranks are added one after the other.
+#define TREE (RANKS & -RANKS)
+template <int FIRST, int COUNT> __device__ __forceinline__ Sums tree(const Words (&x)[RANKS], const Words& own) {
+    if constexpr (COUNT == 1) {
+        return widen(FIRST == RANK ? own : x[FIRST]);
+    } else {
+        constexpr int LAST = COUNT > TREE ? TREE : COUNT / 2;
+        return tree<FIRST, COUNT - LAST>(x, own) + tree<FIRST + COUNT - LAST, LAST>(x, own);
+    }
+}
+
 // Returns the sum of the peers' vectors and this rank's own.
 __device__ __forceinline__ Words sum_of(const Words (&x)[RANKS], const Words& own) {
-    Sums sums;
-#pragma unroll
-    for (int i = 0; i < PER; i++) sums.f[i] = 0.0f;
-#pragma unroll
-    for (int r = 0; r < RANKS; r++) add(sums, r == RANK ? own : x[r]);
-    return round_once(sums);
+    return round_once(tree<0, RANKS>(x, own));
 }
 
 __device__ __forceinline__ Words reduce(const Call& call, u64 at, const Words& own) {

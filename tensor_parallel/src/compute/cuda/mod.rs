@@ -145,18 +145,6 @@ impl Compute for Cuda {
         Ok(y)
     }
 
-    fn add_norm_of_leaves(
-        &self,
-        x: &mut Tensor,
-        terms: &Tensor,
-        weight: &Tensor,
-        epsilon: f32,
-    ) -> Result<Tensor> {
-        let mut normed = self.scratch(x.shape(), x.dtype())?;
-        self.kernels.add_norm_of_leaves(x, terms, (weight, epsilon), &mut normed)?;
-        Ok(normed)
-    }
-
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let mut y = self.scratch(&[batch.tokens().len(), table.columns()], out)?;
         self.kernels.embed(table, first, batch, &mut y)?;

@@ -130,36 +130,6 @@ impl Kernels {
         unsafe { call.launch_over(terms.length()) }
     }
 
-    /// Adds the sum of terms to `x`, then computes `out` as [`rms_norm`](Self::rms_norm) does.
-    ///
-    /// # Errors
-    /// Returns an error if the weight is not as long as a row, or if shapes or types of the others differ.
-    pub(super) fn add_norm_of_leaves(
-        &self,
-        x: &mut Tensor,
-        terms: &Tensor,
-        (weight, epsilon): (&Tensor, f32),
-        out: &mut Tensor,
-    ) -> Result<()> {
-        let columns = x.columns();
-        if weight.count() != columns {
-            return Err(Error::shape_mismatch("norm", x, weight));
-        }
-        let terms = Terms::new(terms, x, 0)?;
-        if out.shape() != x.shape() || out.dtype() != x.dtype() || terms.length() != x.count() {
-            return Err(Error::shape_mismatch("sum and norm", x, out));
-        }
-        let rows = to_u32("rows", x.rows())?;
-        let threads = norm_threads(x, weight);
-        let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm_of_leaves");
-        call.write(x)?;
-        terms.add_to(&mut call, self)?;
-        call.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
-        // SAFETY: a block reads a row of `x`, of each term and the weight, all of `columns` elements, and writes a row of `x` and of
-        // `out`: checked above.
-        unsafe { call.launch([rows, 1], threads) }
-    }
-
     /// Computes `out = x`, rounded to the type of `out`.
     ///
     /// # Errors

@@ -144,12 +144,28 @@ extern "C" __global__ void concat_columns(
     }
 }
 
-// Writes a row of a norm: row × scale × weight, where `squares` is a thread's share of the sum of the row's squares.
+// The sum of `of(vector, i)` over the vectors of a row: N elements from i on, or one element where a row is not whole vectors. A warp
+// adds 32 neighbouring vectors, then its next 32; the block adds the sums of its warps. The `add_norm.cu` of the process group adds
+// in the same order, so that both norms have the same bits.
+template <int N, typename Of> __device__ __forceinline__ float sum_of_row(u32 columns, Of of) {
+    const u32 lane = threadIdx.x % 32;
+    float sum = 0.0f;
+    if (columns % N == 0) {
+        for (u32 i = (threadIdx.x - lane) * N; i < columns; i += blockDim.x * N)
+            sum += sum_of_warp(i + lane * N < columns ? of(Pack<ELEMENT, N>{}, i + lane * N) : 0.0f);
+    } else {
+        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) sum += of(Pack<ELEMENT, 1>{}, i);
+        sum = sum_of_warp(sum);
+    }
+    return sum_of_warps(sum);
+}
+
+// Writes a row of a norm: row × scale × weight, where `squares` is the sum of the row's squares.
 __device__ __forceinline__ void scale_row(
     const ELEMENT* row, const OTHER* weight, ELEMENT* out, float squares, u32 columns, float epsilon
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
+    float scale = 1.0f / sqrtf(squares / columns + epsilon);
     if (columns % N == 0) {
         for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
             Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
@@ -169,71 +185,40 @@ extern "C" __global__ void rms_norm(
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     const ELEMENT* row = x + (u64)blockIdx.x * columns;
-    float squares = 0.0f;
-    if (columns % N == 0) {
-        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
-            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
-            for (int e = 0; e < N; e++) squares += widen(in.of[e]) * widen(in.of[e]);
-        }
-    } else {
-        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) squares += widen(row[i]) * widen(row[i]);
-    }
+    float squares = sum_of_row<N>(columns, [&](auto in, u32 i) {
+        in = *(const decltype(in)*)(row + i);
+        float of_vector = 0.0f;
+        for (auto& element : in.of) of_vector += widen(element) * widen(element);
+        return of_vector;
+    });
     scale_row(row, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
 }
 
-// Adds a row y, whose elements `load` returns, to x; then the norm of x, whose elements have been rounded.
-template <typename Load> __device__ __forceinline__ void add_and_norm(
-    ELEMENT* x, Load load, const OTHER* weight, ELEMENT* out, u32 columns, float epsilon
-) {
-    float squares = 0.0f;
-    auto add = [&](auto y, u32 i) {
-        constexpr int N = sizeof(y.of) / sizeof(ELEMENT);
-        Pack<ELEMENT, N> a = *(const Pack<ELEMENT, N>*)(x + i);
-        for (int e = 0; e < N; e++) {
-            a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(y.of[e]));
-            squares += widen(a.of[e]) * widen(a.of[e]);
-        }
-        *(Pack<ELEMENT, N>*)(x + i) = a;
-    };
-    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    if (columns % N == 0) {
-        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) add(load(Pack<ELEMENT, N>{}, i), i);
-    } else {
-        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) add(load(Pack<ELEMENT, 1>{}, i), i);
-    }
-    // A thread reads what it has written.
-    scale_row(x, weight, out, squares, columns, epsilon);
-}
-
-// x += y; then the norm of x. One block a row.
+// x += y; then the norm of x, whose elements have been rounded. One block a row.
 extern "C" __global__ void add_norm(
     ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon
 ) {
     wait_for_previous();
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     const u64 row = (u64)blockIdx.x * columns;
-    auto load = [&](auto pack, u32 i) { return *(const decltype(pack)*)(y + row + i); };
-    add_and_norm(x + row, load, weight, out + row, columns, epsilon);
-}
-
-// The same, where y is the sum of terms, rounded.
-extern "C" __global__ void add_norm_of_leaves(
-    ELEMENT* __restrict__ x, Terms terms, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
-) {
-    wait_for_previous();
-    const u64 row = (u64)blockIdx.x * columns;
-    auto load = [&](auto pack, u32 i) {
-        constexpr int N = sizeof(pack) / sizeof(ELEMENT), PART = least(N, 4);
-        for (int p = 0; p < N; p += PART) {
-            const Pack<float, PART> sum = sum_of<PART>(terms, row + i + p);
-            for (int e = 0; e < PART; e++) pack.of[p + e] = narrow<ELEMENT>(sum.of[e]);
+    float squares = sum_of_row<N>(columns, [&](auto a, u32 i) {
+        using Vector = decltype(a);
+        a = *(const Vector*)(x + row + i);
+        const Vector b = *(const Vector*)(y + row + i);
+        float of_vector = 0.0f;
+        for (int e = 0; e < sizeof(a.of) / sizeof(ELEMENT); e++) {
+            a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
+            of_vector += widen(a.of[e]) * widen(a.of[e]);
         }
-        return pack;
-    };
-    add_and_norm(x + row, load, weight, out + row, columns, epsilon);
+        *(Vector*)(x + row + i) = a;
+        return of_vector;
+    });
+    // A thread reads what it has written.
+    scale_row(x + row, weight, out + row, squares, columns, epsilon);
 }
 
-// The same for each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
+// The norm of each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
 // the key heads. A block is one warp; the grid is rows, heads.
 extern "C" __global__ void head_norms(
     ELEMENT* __restrict__ qkv, const OTHER* __restrict__ queries, const OTHER* __restrict__ keys, u32 width, u32 head_dim,

@@ -71,10 +71,9 @@ __device__ __forceinline__ float sum_of_warp(float x) {
     return x;
 }
 
-// The sum over all threads, on all of them. Blocks are whole warps.
-__device__ __forceinline__ float sum_of_block(float x) {
+// The sum over all warps of a block, on all threads, where x is the same in a warp.
+__device__ __forceinline__ float sum_of_warps(float x) {
     __shared__ float sums[32];
-    x = sum_of_warp(x);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
     __syncthreads();
     x = threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f;
