@@ -142,8 +142,8 @@ fn a_row_of_a_product_with_invariant_numerics_has_the_same_bits_in_every_batch_a
     let cuda = cuda_with(Numerics::Invariant);
     let columns = |x: &Tensor, range| cuda.slice_columns(x, range).unwrap();
     for dtype in TYPES {
-        // Leaves of 8 × 67 elements, or of a number that no copy can start at.
-        for (k, n) in [(8 * 536, 384), (8 * 31, 70)] {
+        // Leaves of 8 × 67 elements, or of a number that no copy can start at; and so many tiles that one block adds all leaves.
+        for (k, n) in [(8 * 536, 384), (8 * 31, 70), (8 * 64, 3500)] {
             let whole = cuda.upload(noise(&[530, k], 1, dtype)).unwrap();
             let weight = noise(&[n, k], 2, dtype);
             let values = weight.values().unwrap();

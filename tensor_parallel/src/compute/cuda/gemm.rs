@@ -4,7 +4,6 @@
 
 #[cfg(test)]
 use std::collections::HashSet;
-use std::ops::Range;
 
 use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::TensorMap;
@@ -55,16 +54,16 @@ impl Tiles {
     fn choose([results, m, outputs, leaves]: [usize; 4], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
         let large =
-            Self { tokens: 128, groups: 2, each: 2, workers: 1, leaves: 1, blocks: leaves as u32, is_gated };
-        // Half as large, and written while another one is computed, but the operands are read twice as often.
-        let halves = Self { groups: 1, workers: 2, ..large };
+            Self { tokens: 128, groups: 2, each: 2, workers: 1, leaves: leaves as u32, blocks: 1, is_gated };
+        let halves = Self::halves(leaves, is_gated);
         if m > FEW_ROWS && halves.parts(m, outputs) * results >= fill {
             let rounds = |tiles: Self| (tiles.parts(m, outputs) * results).div_ceil(fill);
             let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
-            return if results > 1 || is_shorter { halves } else { large };
+            return if results * leaves > 1 || is_shorter { halves } else { large };
         }
         let tokens = m.next_power_of_two().clamp(8, 128) as u32;
-        let small = Self { tokens, groups: 1, workers: 1, each: if is_gated { 2 } else { 1 }, ..large };
+        let each = if is_gated { 2 } else { 1 };
+        let small = Self { tokens, groups: 1, workers: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
         // Sums that wait are in registers.
         let most = if tokens * small.each <= 64 { 8 } else { 1 };
         let each = |each: &u32| leaves.is_multiple_of(*each as usize) && *each <= most;
@@ -74,6 +73,23 @@ impl Tiles {
             ..small
         });
         tiles.clone().find(|tiles| tiles.parts(m, outputs) * results >= fill).unwrap_or(small)
+    }
+
+    /// Returns tiles half as large as the largest, one of which is written while another one is computed; but the operands are read
+    /// twice as often.
+    fn halves(leaves: usize, is_gated: bool) -> Self {
+        Self { tokens: 128, groups: 1, each: 2, workers: 2, leaves: leaves as u32, blocks: 1, is_gated }
+    }
+
+    /// Returns the bytes of a result in a block that waits for others: a part of a tile that blocks share, or for each worker the
+    /// sums of leaves that have no room in registers.
+    fn waiting_bytes(self, parts: usize, blocks: u32) -> usize {
+        let part = (self.tokens * self.rows()) as usize * size_of::<f32>();
+        match (self.blocks, self.is_persistent()) {
+            (1, true) => part * self.leaves.ilog2() as usize * (self.workers * blocks) as usize,
+            (1, false) => 0,
+            _ => part * parts,
+        }
     }
 
     /// Returns the number of rows of the result that a block writes.
@@ -89,11 +105,6 @@ impl Tiles {
     /// Returns the rows of the weights of a tile.
     fn rows(self) -> u32 {
         self.groups * self.each * 64
-    }
-
-    /// Returns the bytes of the sums of a part, which blocks that share a tile exchange.
-    fn partial_bytes(self) -> usize {
-        (self.tokens * self.rows()) as usize * size_of::<f32>()
     }
 
     /// Returns true if a block has a multiprocessor to itself, and takes one part after the other.
@@ -148,10 +159,11 @@ impl Tiles {
         let mut all = HashSet::new();
         for m in [1, 9, 17, 33, 65, 512, 1 << 20] {
             for outputs in [64, 1024, 4096, 8192, 16_384, 1 << 20] {
-                for leaves in 1..=if m > FEW_ROWS { 1 } else { LEAVES } {
-                    all.extend([false, true].map(|gated| Self::choose([1, m, outputs, leaves], gated, 132)));
+                for leaves in 1..=LEAVES {
+                    let terms = terms([m, outputs, leaves], 132);
+                    all.insert(Self::choose([terms, m, outputs, leaves / terms], false, 132));
                 }
-                all.insert(Self::choose([LEAVES, m, outputs, 1], false, 132));
+                all.insert(Self::choose([1, m, outputs, 1], true, 132));
             }
         }
         all
@@ -171,6 +183,11 @@ impl Cuda {
             && x.columns().is_multiple_of(8 * leaves)
     }
 
+    /// Returns the number of terms that the sums of `x · weightᵀ` with this number of leaves have to be computed in.
+    pub(super) fn terms(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> usize {
+        terms([x.rows(), weight.rows() / leaves, leaves], self.gpu.device.info().multiprocessors)
+    }
+
     /// Returns the number of leaves of the sums of `x · weightᵀ` with which each multiprocessor has a tile.
     pub(super) fn leaves_for_speed(&self, x: &Tensor, weight: &Tensor) -> usize {
         let (tiles, multiprocessors) = (weight.rows().div_ceil(64), self.gpu.device.info().multiprocessors);
@@ -187,44 +204,46 @@ impl Cuda {
 pub(super) struct Sums {
     /// Number of leaves of a sum.
     pub(super) leaves: usize,
-    /// True if the leaves stay apart.
-    pub(super) is_apart: bool,
+    /// Number of terms that stay apart, each the sum of as many neighbouring leaves.
+    pub(super) terms: usize,
     /// True for gates and ups.
     pub(super) is_gated: bool,
 }
 
-impl Sums {
-    /// Sums of one leaf.
-    pub(super) const WHOLE: Self = Self { leaves: 1, is_apart: false, is_gated: false };
+/// Returns the number of terms of a sum of leaves, each a tree, with which every multiprocessor has a part of the `[m, outputs]` sums. Few
+/// rows have one: the last of the blocks that share a tile adds those of the others.
+fn terms([m, outputs, leaves]: [usize; 3], multiprocessors: u32) -> usize {
+    let tiles = Tiles::halves(1, false).parts(m, outputs);
+    let is_enough =
+        |each: &usize| leaves.is_multiple_of(*each) && tiles * leaves / each >= multiprocessors as usize;
+    if m <= FEW_ROWS { 1 } else { leaves / [8, 4, 2].into_iter().find(is_enough).unwrap_or(1) }
 }
 
 impl Kernels {
-    /// Computes `out[m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` for some rows of `x` with the kernel of `gemm.cu`. The leaves of a sum are
-    /// added as a [tree](crate::shard::split_leaves), or `out` is `[leaves, m, n]` if they stay apart; the weight may be
-    /// `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the first half of the rows are gates, and
-    /// `out[m, n / 2] = silu(gate) × up`.
+    /// Computes `out[terms, m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` with the kernel of `gemm.cu`. The leaves of a term are added as a
+    /// [tree](crate::shard::split_leaves). The weight may be `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the
+    /// first half of the rows are gates, and `out[m, n / 2] = silu(gate) × up`.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit, or the bias is not `f32`.
     pub(super) fn gemm(
         &self,
-        (x, of): (&Tensor, Range<usize>),
+        x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        Sums { leaves, is_apart, is_gated }: Sums,
+        Sums { leaves, terms, is_gated }: Sums,
         out: &mut Tensor,
         arrivals: &Block,
     ) -> Result<()> {
-        let (m, k) = (of.len(), x.columns() / leaves);
+        let (m, k) = (x.rows(), x.columns() / leaves);
         let n = weight.count() / x.columns();
         let outputs = if is_gated { n / 2 } else { n };
         let (row, leaf) = if weight.rows() == n { (x.columns(), k) } else { (k, n * k) };
-        let results = if is_apart { leaves } else { 1 };
         let fits = [k * leaves, row] == [x.columns(), weight.columns()]
             && weight.count() == n * x.columns()
-            && of.end <= x.rows()
-            && out.count() == results * m * outputs
-            && (!is_gated || 2 * outputs == n && !is_apart);
+            && leaves.is_multiple_of(terms)
+            && out.count() == terms * m * outputs
+            && (!is_gated || 2 * outputs == n && terms == 1);
         if !fits || weight.dtype() != x.dtype() {
             return Err(Error::shape_mismatch("product", weight, x));
         }
@@ -232,32 +251,32 @@ impl Kernels {
             return Err(Error::shape_mismatch("bias", weight, bias));
         }
         let multiprocessors = self.gpu.device.info().multiprocessors;
-        let tiles = Tiles::choose([results, m, outputs, leaves / results], is_gated, multiprocessors);
-        let map = |tensor: &Tensor, [first, rows]: [usize; 2], strides: [usize; 2], height| {
-            let (address, lengths) = (self.row_of(tensor, first)?, [k, rows, leaves].map(|n| n as u64));
+        let tiles = Tiles::choose([terms, m, outputs, leaves / terms], is_gated, multiprocessors);
+        let map = |tensor: &Tensor, rows: usize, strides: [usize; 2], height| {
+            let (address, lengths) = (self.row_of(tensor, 0)?, [k, rows, leaves].map(|n| n as u64));
             let (strides, area) = (strides.map(|stride| stride as u64), [DEPTH, height]);
             Ok::<_, Error>(TensorMap::new(&self.gpu.device, address, tensor.dtype(), lengths, strides, area)?)
         };
-        let parts = tiles.parts(m, outputs) * results;
+        let parts = tiles.parts(m, outputs) * terms;
         if tiles.blocks > 1 && parts / tiles.blocks as usize > ARRIVALS {
             return Err(Error::input(format!(
                 "a product of {outputs} outputs has more than {ARRIVALS} tiles that blocks share; divide the weight"
             )));
         }
-        let partial = self.gpu.scratch(if tiles.blocks == 1 { 0 } else { tiles.partial_bytes() * parts })?;
+        let blocks = if tiles.is_persistent() { parts.min(multiprocessors as usize) } else { parts };
+        let blocks = to_u32("tiles", blocks)?;
+        let partial = self.gpu.scratch(tiles.waiting_bytes(parts, blocks))?;
         let mut call = self.call(Source::Gemm(x.dtype(), out.dtype(), tiles), "gemm");
-        call.value(map(weight, [0, n], [row, leaf], 64)?);
-        call.value(map(x, [of.start, m], [x.columns(), k], tiles.tokens)?);
+        call.value(map(weight, n, [row, leaf], 64)?);
+        call.value(map(x, m, [x.columns(), k], tiles.tokens)?);
         call.read_optional(bias)?.write(out)?.block(&partial, 0)?.block(arrivals, 0)?;
         let sizes = [to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?];
         let [m, n, k] = sizes;
-        call.value([results as u32, m, n, k, u32::from(self.here(weight)?.is_settled())]);
-        let parts = to_u32("tiles", parts)?;
-        let blocks = if tiles.is_persistent() { parts.min(multiprocessors) } else { parts };
+        call.value([terms as u32, m, n, k, u32::from(self.here(weight)?.is_settled())]);
         // SAFETY: copies stay within the tensors that the maps describe, which are those of `x` and the weight: checked above. A
         // block reads as many floats of the bias as it has rows of the weight, unless the bias is null, and writes tiles of the
-        // [results, m, outputs] elements of `out`, whose edges it checks. Blocks that share a tile write their sums in `partial`, and
-        // count at its counter. The weight is read before the previous kernel has ended only if no kernel has written it.
+        // [terms, m, outputs] elements of `out`, whose edges it checks. Sums that wait are in `partial`, which has a place for each.
+        // Blocks that share a tile count at its counter. The weight is read before the previous kernel has ended only if no kernel has written it.
         unsafe { call.launch_with_shared([blocks, 1], tiles.threads(), tiles.shared_bytes()) }
     }
 }
@@ -275,7 +294,9 @@ mod tests {
     #[test]
     fn the_tiles_that_are_compiled_in_tests_are_of_every_kind() {
         let all = Tiles::all();
-        assert!(all.iter().any(|tiles| tiles.workers == 2));
+        assert!(
+            [1, 2, 4, 8].iter().all(|n| all.iter().any(|tiles| tiles.workers == 2 && tiles.leaves == *n))
+        );
         assert!(all.iter().any(|tiles| tiles.groups == 2));
         assert!(all.iter().any(|tiles| tiles.leaves == 8) && all.iter().any(|tiles| tiles.blocks == 8));
     }
@@ -283,12 +304,12 @@ mod tests {
     proptest! {
         #[test]
         fn tiles_fit_a_multiprocessor_and_have_every_leaf(
-            m in 1usize..5000, outputs in 1usize..40_000, leaves in 1usize..=LEAVES, results in 1usize..=LEAVES,
-            is_gated in any::<bool>(),
+            m in 1usize..5000, outputs in 1usize..40_000, leaves in 1usize..=LEAVES, is_gated in any::<bool>(),
         ) {
-            let leaves = if m > FEW_ROWS { 1 } else { leaves };
-            let tiles = Tiles::choose([results, m, outputs, leaves], is_gated, 132);
-            prop_assert_eq!((tiles.leaves * tiles.blocks) as usize, leaves);
+            let leaves = if is_gated { 1 } else { leaves };
+            let terms = terms([m, outputs, leaves], 132);
+            let tiles = Tiles::choose([terms, m, outputs, leaves / terms], is_gated, 132);
+            prop_assert_eq!((tiles.leaves * tiles.blocks) as usize * terms, leaves);
             prop_assert!(tiles.leaves.is_power_of_two() && tiles.stages() >= 2);
             // The barriers of the stages.
             let bytes = tiles.shared_bytes() + 16 * tiles.stages() + 16;

@@ -8,7 +8,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
-use super::gemm::{FEW_ROWS, Sums};
+use super::gemm::Sums;
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
@@ -80,21 +80,19 @@ impl Cuda {
         if m == 0 || k == 0 || n == 0 {
             return self.zeros(&[m, n], out);
         }
-        let mut y = self.scratch(&[m, n], out)?;
-        let (has_gemm, sums) = (self.has_gemm(x, weight, leaves), Sums { leaves, ..Sums::WHOLE });
-        if has_gemm && (m <= FEW_ROWS || leaves == 1) {
-            self.kernels.gemm((x, 0..m), weight, None, sums, &mut y, &self.arrivals)?;
-            return Ok(y);
+        if self.has_gemm(x, weight, leaves) {
+            let terms = self.terms(x, weight, leaves);
+            let dtype = if terms == 1 { out } else { DType::F32 };
+            let mut sums = self.scratch(&[terms, m, n], dtype)?;
+            let of = Sums { leaves, terms, is_gated: false };
+            self.kernels.gemm(x, weight, None, of, &mut sums, &self.arrivals)?;
+            return if terms == 1 { sums.reshape(&[m, n]) } else { self.sum_of_leaves(&sums, out) };
         }
+        let mut y = self.scratch(&[m, n], out)?;
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
             let rows = first..m.min(first + ROWS_OF_LEAVES);
             let mut terms = self.scratch(&[leaves * rows.len(), n], DType::F32)?;
-            if has_gemm {
-                let apart = Sums { is_apart: true, ..sums };
-                self.kernels.gemm((x, rows.clone()), weight, None, apart, &mut terms, &self.arrivals)?;
-            } else {
-                self.kernels.matrix_vector((x, rows.clone()), weight, None, (leaves, false), &mut terms)?;
-            }
+            self.kernels.matrix_vector((x, rows.clone()), weight, None, (leaves, false), &mut terms)?;
             self.kernels.sum_of_leaves(&terms.reshape(&[leaves, rows.len(), n])?, &mut y, first)?;
         }
         Ok(y)
@@ -118,8 +116,8 @@ impl Cuda {
         let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
         let mut y = self.scratch(&[m, outputs], out)?;
         if has_gemm {
-            let sums = Sums { leaves, is_gated, is_apart: false };
-            self.kernels.gemm((x, 0..m), weight, bias, sums, &mut y, &self.arrivals)?;
+            let sums = Sums { leaves, is_gated, terms: 1 };
+            self.kernels.gemm(x, weight, bias, sums, &mut y, &self.arrivals)?;
         } else {
             self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
         }

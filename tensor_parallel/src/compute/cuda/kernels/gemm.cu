@@ -4,7 +4,8 @@
 //
 // A sum over k has BLOCKS × LEAVES leaves: LEAVES, a power of two, in each of the BLOCKS blocks that share a tile of the result (split-K).
 // A leaf is added in ascending order of k, and the leaves as a tree: neighbours in pairs while their number is even, then one after the
-// other. The sizes of tiles change none of this, so a row of the result depends on that row of x alone.
+// other. The sizes of tiles change none of this, so a row of the result depends on that row of x alone. Sums of leaves that wait for
+// their neighbours are in registers if they fit, otherwise in memory.
 //
 // ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 64 rows of the weights for each of GROUPS warp
 // groups. WORKERS tiles of a block are in progress (ping-pong): one is multiplied while another one is written. If GATED, the first half
@@ -17,6 +18,7 @@ constexpr u32 STAGE_BYTES = GROUPS * TILES * W_BYTES + X_BYTES;
 constexpr int CONSUMERS = WORKERS * GROUPS * 128;
 // Levels of the tree of a block, at least one for the compiler.
 constexpr int TREE = LEAVES == 8 ? 3 : LEAVES == 4 ? 2 : 1;
+constexpr bool WAITS_IN_MEMORY = LEAVES > 1 && TOKENS * TILES > 64;
 // Rows of the weights and of the result a tile.
 constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
 // Sums on their way from registers to the result, [AT_ONCE, ROWS] for each worker: rows are longer by 16 bytes, so that they lie in
@@ -70,7 +72,7 @@ template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load)
 
 // Grid: blocks, each of which takes every gridDim.x-th part of the tiles of all results; a result [m, n] has its own leaves. The last part
 // of a tile to finish adds all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before
-// and after.
+// and after. If sums wait in memory, `partial` has [TREE, TOKENS, ROWS] for each worker of each block.
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
     const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const float* __restrict__ bias,
     RESULT* __restrict__ out, float* partial, u32* arrivals, Shape shape
@@ -89,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
     __syncthreads();
 
     const u32 outputs = GATED ? shape.n / 2 : shape.n, across = ceil_div(outputs, OUTPUTS), down = ceil_div(shape.m, TOKENS);
-    const u32 steps_of_leaf = ceil_div(shape.k, DEPTH), steps = LEAVES * steps_of_leaf, parts = shape.results * across * down * BLOCKS;
+    const u32 steps_of_leaf = ceil_div(shape.k, DEPTH), parts = shape.results * across * down * BLOCKS;
     // The first row of the weights and of x of a part, and its result and first leaf.
     struct Corner { u32 row, token, result, leaf; };
     auto corner = [&](u32 part) -> Corner {
@@ -114,11 +116,13 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
         };
         // The first weights do not wait for the previous kernel.
         const u32 ahead = shape.is_settled ? min(STAGES, steps_of_leaf) : 0;
-        for (u32 part = blockIdx.x; part < parts; part += gridDim.x) {
-            const Corner at = corner(part);
-            for (u32 l = 0; l < LEAVES; l++) {
-                const u32 leaf = at.leaf + l;
-                const bool is_first = part == blockIdx.x && l == 0;
+        for (u32 first = blockIdx.x; first < parts; first += WORKERS * gridDim.x) {
+            // The workers multiply a leaf each, then the next.
+            const u32 working = WORKERS > 1 && first + gridDim.x < parts ? 2 : 1;
+            for (u32 l = 0; l < LEAVES * working; l++) {
+                const Corner at = corner(first + l % working * gridDim.x);
+                const u32 leaf = at.leaf + l / working;
+                const bool is_first = first == blockIdx.x && l == 0;
                 if (is_first) {
                     for (u32 i = 0; i < ahead; i++) copy_weights(at, leaf, i * DEPTH, i);
                     wait_for_previous();
@@ -144,13 +148,22 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
     wait_for_previous();
     // Workers multiply in turn: a wait on an mbarrier can only tell the current phase from the one before.
     if (WORKERS > 1 && worker == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
-    for (u32 part = blockIdx.x + worker * gridDim.x, order = worker; part < parts; part += WORKERS * gridDim.x, order += WORKERS) {
+    for (u32 part = blockIdx.x + worker * gridDim.x, before_all = 0; part < parts; part += WORKERS * gridDim.x, before_all += WORKERS * LEAVES) {
         // Sums of 1, 2, 4 … leaves that wait for their neighbours.
         Tile sums[TILES], waiting[TREE][TILES];
-        u32 stage = order * steps % STAGES, turn = order * steps / STAGES;
-        if (WORKERS > 1) asm volatile("bar.sync %0, 256;" :: "r"(3 + worker) : "memory");
+        const u32 working = WORKERS > 1 && (worker > 0 || part + gridDim.x < parts) ? 2 : 1;
         for (u32 leaf = 0; leaf < LEAVES; leaf++) {
-            u32 before = 0;
+            if constexpr (WAITS_IN_MEMORY) {
+                // Otherwise the compiler waits for each product.
+                #pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    #pragma unroll
+                    for (int i = 0; i < TOKENS / 2; i++) sums[t][i] = 0.0f;
+                }
+            }
+            const u32 steps_before = (before_all + leaf * working + worker) * steps_of_leaf;
+            u32 stage = steps_before % STAGES, turn = steps_before / STAGES, before = 0;
+            if (WORKERS > 1 && (working > 1 || leaf == 0)) asm volatile("bar.sync %0, 256;" :: "r"(3 + worker) : "memory");
             for (u32 i = 0; i < steps_of_leaf; i++) {
                 const u32 x = stages + stage * STAGE_BYTES + GROUPS * TILES * W_BYTES, w = stages + stage * STAGE_BYTES + group * TILES * W_BYTES;
                 wait(full + stage * 8, turn % 2);
@@ -174,11 +187,27 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
             #pragma unroll
             for (int t = 0; t < TILES; t++) wait_for_all(sums[t]);
             if (lane == 0) arrive(before);
+            if (WORKERS > 1 && (working > 1 || leaf == LEAVES - 1)) asm volatile("bar.arrive %0, 256;" :: "r"(4 - worker) : "memory");
             bool has_neighbour = true;
             #pragma unroll
             for (int level = 0; 1 << level < LEAVES; level++) {
                 if (!has_neighbour) continue;
                 has_neighbour = leaf >> level & 1;
+                if constexpr (WAITS_IN_MEMORY) {
+                    constexpr int VECTORS = TILES * TOKENS / 8;
+                    float4* const waits = (float4*)partial + ((blockIdx.x * WORKERS + worker) * TREE + level) * VECTORS * (GROUPS * 128) + thread;
+                    #pragma unroll
+                    for (int v = 0; v < VECTORS; v++) {
+                        float* const four = &sums[v / (TOKENS / 8)][v % (TOKENS / 8) * 4];
+                        if (has_neighbour) {
+                            const float4 other = __ldcg(waits + v * (GROUPS * 128));
+                            four[0] += other.x; four[1] += other.y; four[2] += other.z; four[3] += other.w;
+                        } else {
+                            __stcg(waits + v * (GROUPS * 128), make_float4(four[0], four[1], four[2], four[3]));
+                        }
+                    }
+                    continue;
+                }
                 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
                     #pragma unroll
@@ -190,7 +219,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
             }
         }
 
-        if (WORKERS > 1) asm volatile("bar.arrive %0, 256;" :: "r"(4 - worker) : "memory");
         const Corner at = corner(part);
         const u32 tile = part / BLOCKS;
         RESULT* const result_of = out + (u64)at.result * shape.m * outputs;
