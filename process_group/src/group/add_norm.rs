@@ -10,10 +10,10 @@ use crate::types::operation::{Operation, ReduceOp};
 use crate::types::sync::lock;
 
 impl ProcessGroup {
-    /// Returns true if [`all_reduce_add_norm`](Self::all_reduce_add_norm) accepts `rows` rows of `columns` elements. It does if the
-    /// ranks share the memory of their GPUs, for f32, f16 and bf16: if the array has at most 8 MiB, a row has a multiple of 16
-    /// bytes and at most 64 KiB (8 KiB before Hopper), and no path is forced. Otherwise sum, add and normalise in separate steps.
-    /// Every rank gets the same answer.
+    /// Returns true if [`all_reduce_add_norm`](Self::all_reduce_add_norm) accepts `rows` rows of `columns` terms of type `dtype`. It
+    /// does if the ranks share the memory of their GPUs and add such an array there, if it is of f32, or of f16 or bf16 and at most
+    /// 8 MiB long, if a row has a multiple of 16 bytes and at most 64 KiB (8 KiB before Hopper), and if no path is forced. Otherwise
+    /// sum, add and normalise in separate steps. Every rank gets the same answer.
     pub fn fuses_add_norm(&self, dtype: DType, rows: usize, columns: usize) -> bool {
         let Some(count) = rows.checked_mul(columns).filter(|count| *count > 0) else { return false };
         lock(&self.inner.core).backend.backend().fuses_add_norm(dtype, count, columns)

@@ -29,7 +29,7 @@ pub const fn peer_most(world_size: usize) -> Option<usize> {
     if world_size <= 2 { None } else { Some(128 << 20) }
 }
 
-/// Maximum number of bytes of an array whose sum, residual and norm are one kernel.
+/// Maximum number of bytes of an array of 16-bit elements whose sum, residual and norm are one kernel.
 pub const ADD_NORM_MOST: usize = 8 << 20;
 
 /// Maximum number of bytes of a row of such an array: a cluster of eight blocks of 512 threads handles it, 16 bytes per thread.

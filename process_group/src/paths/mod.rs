@@ -349,13 +349,13 @@ impl PathTable {
 
     /// Returns true if an all-reduce of `count` elements and the following operations of a layer, a sum with the residual and a
     /// norm of its rows of `columns` elements, are one call: if the table assigns the sum to the peer-memory kernels, and the sum
-    /// is short. A forced path executes the sum alone.
+    /// is short or of f32. A forced path executes the sum alone.
     pub(crate) fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
         let row = columns.saturating_mul(dtype.size());
         let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
         let operation = Operation::AllReduce(ReduceOp::Sum);
         fits && self.forced.is_none()
-            && count.saturating_mul(dtype.size()) <= gpu::ADD_NORM_MOST
+            && (dtype == DType::F32 || count.saturating_mul(dtype.size()) <= gpu::ADD_NORM_MOST)
             && matches!(self.path(operation, dtype, count), Path::PeerMemory(_))
     }
 

@@ -51,8 +51,38 @@ template <bool WHOLE> __device__ __forceinline__ void store_row(T* to, u32 count
     if (WHOLE) asm volatile("st.global.v4.u16 [%0], {%1,%2,%3,%4};" :: "l"(at), "h"(y[0]), "h"(y[1]), "h"(y[2]), "h"(y[3]) : "memory");
     else for (int i = 0; i < PER; i++) at[i] = y[i];
 }
+// Sends a sum in the type of the residual to all peers, and receives one.
+__device__ __forceinline__ void push_sum(const Call& call, u64 slot, u64 at, const Words& x, u32 kind) {
+    if (kind == 0) return push_to_all(call, slot + at, x);
+    u32 y[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        y[i] = narrowed(x.w[2 * i], kind) | (u32)narrowed(x.w[2 * i + 1], kind) << 16;
+        if (y[i] == ARMED) y[i] = NOT_ARMED;
+    }
+#pragma unroll
+    for (int d = 1; d < RANKS; d++) {
+        const u64 to = call.slots[(RANK + d) % RANKS] + RANK * call.capacity + slot + at / 2;
+        asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1,%2};" :: "l"(to), "r"(y[0]), "r"(y[1]) : "memory");
+    }
+}
+__device__ __forceinline__ Words receive_sum(const Call& call, u64 slot, u64 at, u32 kind) {
+    if (kind == 0) return receive<false>(call, slot + at);
+    u32 tries = 0, y[2];
+    u64 until = 0;
+    do {
+        asm volatile("ld.relaxed.sys.global.v2.u32 {%0,%1}, [%2];" : "=r"(y[0]), "=r"(y[1]) : "l"(slot + at / 2) : "memory");
+    } while ((y[0] == ARMED || y[1] == ARMED) && !gives_up(call, tries, until));
+    asm volatile("st.global.v2.u32 [%0], {%1,%1};" :: "l"(slot + at / 2), "r"(ARMED) : "memory");
+    Words x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x.w[i] = widened((u16)(y[i / 2] >> i % 2 * 16), kind);
+    return x;
+}
 #else
 __device__ __forceinline__ Words rounded(const Words& x, u32) { return x; }
+__device__ __forceinline__ void push_sum(const Call& call, u64 slot, u64 at, const Words& x, u32) { push_to_all(call, slot + at, x); }
+__device__ __forceinline__ Words receive_sum(const Call& call, u64 slot, u64 at, u32) { return receive<false>(call, slot + at); }
 template <bool WHOLE> __device__ __forceinline__ Words load_row(const T* from, u32 count, u32 v, bool aligned, u32) {
     return load<WHOLE>(from, count, v, aligned);
 }
@@ -127,7 +157,7 @@ struct OneShotSum {
         : base(s.phase() * RANKS * call.capacity), column(column), width(width) {}
     __device__ __forceinline__ u64 at(u32 row) const { return base + (u64)(row * width + column) * 16; }
     __device__ __forceinline__ void push_own(const Call& call, u32 row, const Words& own) const { push_to_all(call, at(row), own); }
-    __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own) const {
+    __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own, u32) const {
         Words x[RANKS];
         receive_all<false>(call, call.slots[RANK] + at(row), x);
         return sum_of(x, own);
@@ -145,13 +175,13 @@ struct TwoShotSum {
         const u32 owner = row % RANKS;
         if (owner != RANK) push(call.slots[owner] + scattered + RANK * call.capacity + at(row), own);
     }
-    __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own) const {
+    __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own, u32 kind) const {
         const u32 owner = row % RANKS;
-        if (owner != RANK) return receive<false>(call, call.slots[RANK] + gathered + owner * call.capacity + at(row));
+        if (owner != RANK) return receive_sum(call, call.slots[RANK] + owner * call.capacity + gathered, at(row), kind);
         Words x[RANKS];
         const bool all = receive_all<false>(call, call.slots[RANK] + scattered + at(row), x);
-        const Words sum = to_push(sum_of(x, own));
-        if (all) push_to_all(call, gathered + at(row), sum);
+        const Words sum = to_push(rounded(sum_of(x, own), kind));
+        if (all) push_sum(call, gathered, at(row), sum, kind);
         return sum;
     }
 };
@@ -188,7 +218,7 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
         if (has_vector) {
             if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
             const Sums before = widen(load_row<WHOLE>(norm.residual, s.count, v, s.aligned, norm.narrow));
-            const Sums added = widen(rounded(sum.sum(call, row, own), norm.narrow));
+            const Sums added = widen(rounded(sum.sum(call, row, own, norm.narrow), norm.narrow));
             const Words after = rounded(round_once(before + added), norm.narrow);
             store_row<WHOLE>(norm.residual, s.count, v, after, s.aligned, norm.narrow);
             x = widen(after);

@@ -201,17 +201,14 @@ impl Kernels {
             }
         };
         let root = call.fingerprint.operation.root().map_or(0, |root| root.0);
-        let norm = call.add_norm.as_ref().map(Norm::of);
         let most = self.slots.most(entry) / dtype.size();
-        if norm.is_some() && count > most {
-            return Err(DeviceError::invalid(format!(
-                "{count} {dtype} are more than add_norm takes at once"
-            )));
-        }
+        // A part is whole rows.
+        let most = call.add_norm.as_ref().map_or(most, |norm| most - most % norm.weight.count());
+        let out_size = call.output.as_ref().map_or(dtype, ViewMut::dtype).size();
         // An empty call launches nothing: phases change only with calls in which ranks communicate.
         for start in (0..count).step_by(most) {
-            let at = (start * dtype.size()) as u64;
-            let (input, output) = (input + at, output + at);
+            let (input, output) = (input + (start * dtype.size()) as u64, output + (start * out_size) as u64);
+            let norm = call.add_norm.as_ref().map(|norm| Norm::of(norm, start));
             let part = Part { input, output, count: most.min(count - start), pitch: count, dtype, root };
             // SAFETY: a part of the buffers, by the caller's promise.
             unsafe { self.launch_part(entry, part, norm, PATIENCE, stream) }?;
@@ -305,10 +302,12 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    fn of(add_norm: &AddNorm<'_>) -> Self {
+    /// From an element on, the first of a row.
+    fn of(add_norm: &AddNorm<'_>, start: usize) -> Self {
         let weight = add_norm.weight.device();
+        let at = (start * add_norm.residual.dtype().size()) as u64;
         Self {
-            residual: add_norm.residual.device().map_or(0, |view| view.address),
+            residual: add_norm.residual.device().map_or(0, |view| view.address + at),
             weight: weight.map_or(0, |view| view.address),
             columns: add_norm.weight.count() as u32,
             epsilon: add_norm.epsilon,
