@@ -183,20 +183,30 @@ impl Cuda {
             && x.columns().is_multiple_of(8 * leaves)
     }
 
-    /// Returns the number of terms that the sums of `x · weightᵀ` with this number of leaves have to be computed in.
-    pub(super) fn terms(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> usize {
-        terms([x.rows(), weight.rows() / leaves, leaves], self.gpu.device.info().multiprocessors)
+    /// Returns the number of [terms](terms) of the sums of a product `[m, outputs]`.
+    pub(super) fn terms(&self, sizes: [usize; 3]) -> usize {
+        terms(sizes, self.gpu.device.info().multiprocessors)
     }
 
     /// Returns the number of leaves of the sums of `x · weightᵀ` with which each multiprocessor has a tile.
     pub(super) fn leaves_for_speed(&self, x: &Tensor, weight: &Tensor) -> usize {
         let (tiles, multiprocessors) = (weight.rows().div_ceil(64), self.gpu.device.info().multiprocessors);
-        let legal =
-            |leaves: &usize| x.columns().is_multiple_of(8 * leaves) && x.columns() / leaves >= SHORTEST_LEAF;
-        let leaves = [1, 2, 4, 8].into_iter().take_while(legal);
+        let leaves = legal_leaves(x.columns());
         let enough = |leaves: &usize| leaves * tiles >= multiprocessors as usize;
         leaves.clone().find(enough).or_else(|| leaves.last()).unwrap_or(1)
     }
+}
+
+/// Returns the numbers of leaves in which a sum of `k` products may be divided for speed.
+fn legal_leaves(k: usize) -> impl Iterator<Item = usize> + Clone {
+    let legal = move |leaves: &usize| k.is_multiple_of(8 * leaves) && k / leaves >= SHORTEST_LEAF;
+    [1, 2, 4, 8].into_iter().take_while(legal)
+}
+
+/// Returns the number of leaves of a sum of `k` products, for any number of rows and outputs: enough for a quarter of the outputs of a
+/// model to keep a GPU busy.
+pub(super) fn leaves_of_any_size(k: usize) -> usize {
+    legal_leaves(k).take_while(|leaves| *leaves <= 4).last().unwrap_or(1)
 }
 
 /// The sums of a product.

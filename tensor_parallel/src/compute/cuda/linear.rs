@@ -8,7 +8,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
-use super::gemm::Sums;
+use super::gemm::{Sums, leaves_of_any_size};
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
@@ -81,12 +81,7 @@ impl Cuda {
             return self.zeros(&[m, n], out);
         }
         if self.has_gemm(x, weight, leaves) {
-            let terms = self.terms(x, weight, leaves);
-            let dtype = if terms == 1 { out } else { DType::F32 };
-            let mut sums = self.scratch(&[terms, m, n], dtype)?;
-            let of = Sums { leaves, terms, is_gated: false };
-            self.kernels.gemm(x, weight, None, of, &mut sums, &self.arrivals)?;
-            return if terms == 1 { sums.reshape(&[m, n]) } else { self.sum_of_leaves(&sums, out) };
+            return self.add_leaves(x, weight, None, (leaves, false, n), out);
         }
         let mut y = self.scratch(&[m, n], out)?;
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
@@ -96,6 +91,24 @@ impl Cuda {
             self.kernels.sum_of_leaves(&terms.reshape(&[leaves, rows.len(), n])?, &mut y, first)?;
         }
         Ok(y)
+    }
+
+    /// Computes a product with `n` outputs with `gemm.cu`. There is no bias if more than 64 rows have several leaves.
+    fn add_leaves(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        (leaves, is_gated, n): (usize, bool, usize),
+        out: DType,
+    ) -> Result<Tensor> {
+        let m = x.rows();
+        let terms = self.terms([m, n, leaves]);
+        let dtype = if terms == 1 { out } else { DType::F32 };
+        let mut sums = self.scratch(&[terms, m, n], dtype)?;
+        let of = Sums { leaves, terms, is_gated };
+        self.kernels.gemm(x, weight, bias, of, &mut sums, &self.arrivals)?;
+        if terms == 1 { sums.reshape(&[m, n]) } else { self.sum_of_leaves(&sums, out) }
     }
 
     /// Computes a product with one of our own kernels, or returns `None` if cuBLASLt is faster. With invariant numerics it never returns
@@ -108,19 +121,22 @@ impl Cuda {
         (is_gated, out): (bool, DType),
     ) -> Result<Option<Tensor>> {
         let (m, is_invariant) = (x.rows(), self.numerics == Numerics::Invariant);
-        let leaves = if is_invariant { 1 } else { self.leaves_for_speed(x, weight) };
+        let leaves = match self.numerics {
+            Numerics::Fast => self.leaves_for_speed(x, weight),
+            // Neither depends on the number of ranks.
+            Numerics::Invariant if is_gated || bias.is_some() => 1,
+            Numerics::Invariant => leaves_of_any_size(x.columns()),
+        };
         let has_gemm = self.has_gemm(x, weight, leaves) && (is_invariant || (2..=FASTER_ROWS).contains(&m));
         if !has_gemm && !is_invariant && m != 1 {
             return Ok(None);
         }
         let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
-        let mut y = self.scratch(&[m, outputs], out)?;
         if has_gemm {
-            let sums = Sums { leaves, is_gated, terms: 1 };
-            self.kernels.gemm(x, weight, bias, sums, &mut y, &self.arrivals)?;
-        } else {
-            self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
+            return self.add_leaves(x, weight, bias, (leaves, is_gated, outputs), out).map(Some);
         }
+        let mut y = self.scratch(&[m, outputs], out)?;
+        self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
         Ok(Some(y))
     }
 
