@@ -7,10 +7,10 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Under `ryz launch`, torchrun, Slurm or MPI this is one rank of the job; alone, it is a job of one.
-//! let mut rank = Orchestrator::builder().initialize()?;
+//! let mut orchestrator = Orchestrator::builder().initialize()?;
 //! let mut x = [1.0f32, 2.0];
-//! rank.manager().world().all_reduce(&mut x, ReduceOp::Sum)?;
-//! rank.finalize()?;
+//! orchestrator.manager().world().all_reduce(&mut x, ReduceOp::Sum)?;
+//! orchestrator.finalize()?;
 //! # Ok(())
 //! # }
 //! ```

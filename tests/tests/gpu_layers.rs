@@ -211,6 +211,41 @@ fn a_row_of_a_product_with_invariant_numerics_has_the_same_bits_in_every_batch_a
 
 #[test]
 #[ignore = "needs a GPU"]
+fn products_with_invariant_numerics_are_as_near_to_those_of_f64_as_fast_ones() {
+    let (fast, invariant) = (cuda(), cuda_with(Numerics::Invariant));
+    let (k, n) = (4096, 384);
+    for dtype in TYPES {
+        let (x, weight) = (noise(&[200, k], 1, dtype), noise(&[n, k], 2, dtype));
+        let wide = |x: &Tensor| x.values().unwrap().iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        let (wide_x, wide_w) = (wide(&x), wide(&weight));
+        let dot = |(row, output): (usize, usize)| -> f64 {
+            let [a, b] = [&wide_x[row * k..][..k], &wide_w[output * k..][..k]];
+            a.iter().zip(b).map(|(a, b)| a * b).sum()
+        };
+        let want: Vec<f64> = (0..200 * n).map(|i| dot((i / n, i % n))).collect();
+        // The root of the mean square.
+        let error = |got: Tensor| {
+            let got = got.values().unwrap();
+            let squares = got.iter().zip(&want).map(|(got, want)| (f64::from(*got) - want).powi(2));
+            (squares.sum::<f64>() / got.len() as f64).sqrt()
+        };
+        for m in [1, 8, 64, 200] {
+            let rows = Tensor::new(&[m, k], x.values().unwrap()[..m * k].to_vec(), dtype).unwrap();
+            let errors = [&fast, &invariant].map(|cuda| {
+                let [x, weight] = [&rows, &weight].map(|tensor| {
+                    let values = tensor.values().unwrap().into_owned();
+                    cuda.upload(Tensor::new(tensor.shape(), values, dtype).unwrap()).unwrap()
+                });
+                error(cuda.linear(&x, &weight, None, dtype).unwrap())
+            });
+            println!("{dtype}, {m} rows: {errors:?}");
+            assert!(errors[1] <= 1.01 * errors[0], "{dtype}, {m} rows: {errors:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn products_are_those_of_the_processor_within_the_rounding_of_the_type() {
     let (cuda, host) = (cuda(), Host::new(2));
     for (m, k, n) in [(1, 2048, 4096), (3, 515, 129), (33, 2048, 640), (200, 64, 48)] {

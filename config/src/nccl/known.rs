@@ -1,6 +1,6 @@
 //! Names of the variables that NCCL reads.
 
-/// Every variable that NCCL 2.18 or 2.32 reads, documented or not, sorted. Old names that NCCL still accepts are in
+/// Every variable that NCCL 2.18 to 2.32 reads, documented or not, sorted. Old names that NCCL still accepts are in
 /// [`super::advice()`] instead.
 #[rustfmt::skip]
 pub(super) const KNOWN: &[&str] = &[

@@ -34,7 +34,7 @@ pub enum HandshakeError {
     #[error("the server there is not a rendezvous of this version")]
     NotARendezvous,
     /// The server closed the connection after our opening: it speaks another protocol or version, or strangers flood it.
-    #[error("the server there is not a rendezvous of this version")]
+    #[error("the server there is not a rendezvous of this version, or too many clients connect to it")]
     Closed,
     /// The other end does not know the secret.
     #[error("the other end does not know this job's secret, so it belongs to another job")]

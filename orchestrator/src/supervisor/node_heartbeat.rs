@@ -83,16 +83,19 @@ impl Nodes {
             .counts
             .iter()
             .filter(|(_, (count, _))| *count == 0)
-            .map(|(node, _)| format!("node {node}"))
+            .map(|(node, _)| node.to_string())
             .collect();
         if absent.is_empty() {
             return None;
         }
-        let absent = absent.join(", ");
+        let (launchers, have) = match absent.as_slice() {
+            [node] => (format!("the launcher of node {node}"), "has"),
+            nodes => (format!("the launchers of nodes {}", nodes.join(", ")), "have"),
+        };
         if now >= self.timeout {
             return Some(NodeNotice::CutOff(format!(
-                "the launcher of {absent} has not connected to {} within {} s (rendezvous.timeout): it was not started, or cannot reach \
-                 that address",
+                "{launchers} {have} not connected to {} within {} s (rendezvous.timeout): not started, or unable to reach that \
+                 address",
                 self.address,
                 self.timeout.as_secs()
             )));
@@ -101,7 +104,7 @@ impl Nodes {
             return None;
         }
         Some(NodeNotice::Waits(format!(
-            "waiting for the launcher of {absent} to connect to {}, until rendezvous.timeout ({} s)",
+            "waiting for {launchers} to connect to {}, until rendezvous.timeout ({} s)",
             self.address,
             self.timeout.as_secs()
         )))
@@ -299,10 +302,10 @@ mod tests {
         };
         assert_eq!(
             waits,
-            "waiting for the launcher of node 2, node 3 to connect to node0:29500, until rendezvous.timeout (8 s)"
+            "waiting for the launchers of nodes 2, 3 to connect to node0:29500, until rendezvous.timeout (8 s)"
         );
         assert!(
-            end.starts_with("the launcher of node 2, node 3 has not connected to node0:29500 within 8 s"),
+            end.starts_with("the launchers of nodes 2, 3 have not connected to node0:29500 within 8 s"),
             "{end}"
         );
     }

@@ -19,7 +19,7 @@ pub(super) struct Compiled {
     /// Messages from each peer, in order.
     pub(super) receives: Peers<Vec<Receive>>,
     pub(super) reductions: Vec<Reduction>,
-    /// Copies, which do not depend on messages.
+    /// Copies within this rank's memory, in order.
     pub(super) copies: Vec<Copy>,
     /// Number of elements of scratch memory.
     pub(super) scratch: usize,

@@ -31,7 +31,7 @@ impl AdmissionToken {
 /// The tasks of connections that have not proved themselves, oldest first.
 ///
 /// A client that knows the job's secret needs milliseconds. So a new connection evicts the oldest, and clients that connect and
-/// send nothing block no other. A connection that has left its [`AdmissionToken`] is not evicted, however long it still takes.
+/// send nothing block no other. A connection whose [`AdmissionToken`] is released is not evicted, however long it still takes.
 #[derive(Debug)]
 pub struct HalfOpen {
     most: usize,
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_has_left_its_seat_is_not_evicted() {
+    fn a_connection_whose_token_is_released_is_not_evicted() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let mut half_open = HalfOpen::new(1);

@@ -81,8 +81,8 @@ pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[Tu
     let built_in = [
         rule(one_shot, "all_reduce", short, one_step),
         rule(two_shot, "all_reduce", longest, two_steps),
-        // With two ranks, the second step has no work.
-        rule(one_shot, "broadcast", short.filter(|_| world_size > 2), one_step),
+        // With two ranks, the second step has no work: one step takes arrays of any length.
+        rule(one_shot, "broadcast", if world_size > 2 { short } else { None }, one_step),
         rule(two_shot, "broadcast", longest, two_steps),
         rule(one_shot, "all_gather", chunk, one_step),
         rule(one_shot, "reduce_scatter", chunk, one_step),

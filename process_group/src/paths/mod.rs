@@ -226,7 +226,7 @@ impl PathTable {
     /// [`Path::Local`], regardless of the arguments.
     ///
     /// # Panics
-    /// When a rule or `otherwise` names a path that is not among `paths`.
+    /// When a rule or `fallback` names a path that is not among `paths`.
     pub(crate) fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, fallback: Fallback) -> Self {
         if world_size == 1 {
             let alone = Fallback::Always { path: Path::Local, because: "one rank alone has nothing to send" };
@@ -378,8 +378,8 @@ impl PathTable {
         }
     }
 
-    /// Returns true if rules may choose this path. A path that is forced but does not support the operation still excludes all
-    /// paths on which payloads leave the links.
+    /// Returns true if rules may choose this path. A forced path excludes the peer-memory kernels also from operations that it does
+    /// not support.
     fn is_eligible(&self, path: Path, query: &Query) -> bool {
         path.takes(query) && !(self.forced.is_some() && matches!(path, Path::PeerMemory(_)))
     }

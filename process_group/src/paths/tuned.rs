@@ -117,7 +117,7 @@ impl TunedRange {
         } else if from_bytes > to_bytes {
             Some(format!("it begins at {from_bytes} bytes and ends before, at {to_bytes}"))
         } else if !is_time(measured.us) || !is_time(measured.against_us) {
-            Some("its times are no times".to_owned())
+            Some("its times must be numbers above 0".to_owned())
         } else {
             None
         }

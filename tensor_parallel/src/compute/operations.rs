@@ -217,8 +217,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Computes `silu(gate) × up`; each row of `x` is gate, then up.
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
-    /// Normalises, where the call has norms, and rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the key
-    /// heads, then the value heads; each row of the result is the query heads.
+    /// Normalises queries and keys if the call has norms, rotates them, appends keys and values to the cache, and attends. Each row of
+    /// `qkv` is the query heads, the key heads, then the value heads; each row of the result is the query heads.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
     /// Copies columns of `x`.

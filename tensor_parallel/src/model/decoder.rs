@@ -140,7 +140,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             pass.recorded = match collectives {
                 Ok(collectives) => recording.map(|recording| (recording, collectives)),
                 Err(error) => {
-                    tracing::warn!(%error, sequences = tokens.len(), "cannot record a pass; passes run unrecorded from now on");
+                    tracing::warn!(%error, sequences = tokens.len(), "cannot capture a pass in a CUDA graph; passes run without one from now on");
                     None
                 }
             };

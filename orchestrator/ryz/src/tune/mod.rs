@@ -1,5 +1,5 @@
-//! `ryz tune`: measures where the built-in choices only predict. Paths on CPUs become a table that jobs read; settings of NCCL
-//! become proposals.
+//! `ryz tune`: measures where the built-in choices only predict. Measured paths become a table that jobs read; settings of NCCL become
+//! proposals.
 
 mod crossover;
 mod measure;

@@ -188,9 +188,8 @@ impl Kernels {
             }
             operation => {
                 let is_broadcast = matches!(operation, Operation::Broadcast { .. });
-                let is_short = bytes <= self.slots.array;
                 let entry = match (&call.add_norm, algorithm) {
-                    (Some(_), _) if is_short => Entry::AddNorm,
+                    (Some(_), PeerAlgorithm::OneShot) if bytes <= self.slots.array => Entry::AddNorm,
                     (Some(_), _) => Entry::TwoShotAddNorm,
                     (None, PeerAlgorithm::OneShot) if is_broadcast => Entry::Broadcast,
                     (None, PeerAlgorithm::TwoShot) if is_broadcast => Entry::ScatterGather,

@@ -25,7 +25,7 @@ pub(super) struct Dialler(pub(super) Arc<Prover>);
 /// The reason why a rank was not reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreached {
-    #[error("nobody listens any more where it did")]
+    #[error("its port refuses connections; the rank has probably ended")]
     Gone,
     #[error("rank {rank} at {address}: {why}")]
     Refused { rank: Rank, address: SocketAddr, why: HandshakeError },

@@ -203,10 +203,10 @@ fn legal_leaves(k: usize) -> impl Iterator<Item = usize> + Clone {
     [1, 2, 4, 8].into_iter().take_while(legal)
 }
 
-/// Returns the number of leaves of a sum of `k` products, for any number of rows and outputs: enough for a quarter of the outputs of a
-/// model to keep a GPU busy.
+/// Returns the number of leaves of a sum of `k` products, for any number of rows and outputs. Two help a rank with few outputs, and cost
+/// prompts little.
 pub(super) fn leaves_of_any_size(k: usize) -> usize {
-    legal_leaves(k).take_while(|leaves| *leaves <= 4).last().unwrap_or(1)
+    legal_leaves(k).take_while(|leaves| *leaves <= 2).last().unwrap_or(1)
 }
 
 /// The sums of a product.

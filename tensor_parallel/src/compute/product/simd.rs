@@ -23,6 +23,8 @@ const PIECE: usize = 1024;
 const TILE: usize = 6;
 /// Weight rows in a tile with 16 registers, and of [`all_pairs`].
 const SMALL_TILE: usize = 4;
+/// The same for [`Pair`]s, which need registers to be widened.
+const SMALL_TILE_OF_PAIRS: usize = 3;
 /// Activation rows that are multiplied with all weights before the next ones are.
 const ROWS: usize = 64;
 /// Activations that stay in the second-level cache while all weights pass: [`ROWS`] pieces.
@@ -173,7 +175,11 @@ impl<W: Weights> WithSimd for Product<'_, W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        if has_32_registers::<S>() { self.tiled::<S, TILE>(simd) } else { self.tiled::<S, SMALL_TILE>(simd) }
+        match W::Item::WEIGHTS {
+            _ if has_32_registers::<S>() => self.tiled::<S, TILE>(simd),
+            1 => self.tiled::<S, SMALL_TILE>(simd),
+            _ => self.tiled::<S, SMALL_TILE_OF_PAIRS>(simd),
+        }
     }
 }
 
@@ -274,6 +280,12 @@ fn strip<S: Simd, I: Item, const R: usize>(
         });
         add(sums, &mut out[r * n..], n);
         r += 4;
+    }
+    // With 16 registers, three rows and a weight leave room for 12 sums.
+    while r + 3 <= m {
+        let x = [piece(r), piece(r + 1), piece(r + 2)];
+        add(simd.vectorize(Tile { x, w, next: next.take() }), &mut out[r * n..], n);
+        r += 3;
     }
     while r + 2 <= m {
         add(simd.vectorize(Tile { x: [piece(r), piece(r + 1)], w, next: next.take() }), &mut out[r * n..], n);

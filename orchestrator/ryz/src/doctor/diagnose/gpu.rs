@@ -153,7 +153,7 @@ fn problems(gpu: &Gpu) -> Vec<(Status, String, &'static str)> {
     if gpu.memory_bytes > 0 && gpu.memory_used_bytes as f64 > BUSY * gpu.memory_bytes as f64 {
         all.push((
             Status::Warning,
-            format!("somebody else holds {} of its memory", memory(gpu.memory_used_bytes)),
+            format!("{} of its memory is in use already", memory(gpu.memory_used_bytes)),
             "nvidia-smi lists the processes; end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
         ));
     }
