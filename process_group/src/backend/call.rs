@@ -35,7 +35,7 @@ pub(crate) struct Call<'a> {
     pub in_place: bool,
     /// The input, if it is separate from the output.
     pub input: Option<View<'a>>,
-    /// The output.
+    /// The output. With a norm, it has the type of the residual.
     pub output: Option<ViewMut<'a>>,
     /// Further work on the sum, for a backend that [supports it](crate::backend::Backend::fuses_add_norm).
     pub(crate) add_norm: Option<AddNorm<'a>>,

@@ -21,7 +21,7 @@ impl ProcessGroup {
 
     /// Executes in one kernel: sums `terms` (`[rows × columns]`) over the ranks, adds the sum to `residual` (of the same shape), and
     /// fills `out` with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32. `out` has
-    /// the type of `residual`, and `terms` has it too or is f32. Sum, residual and result are each rounded once to that type.
+    /// the type of `residual`, the same on every rank, and `terms` has it too or is f32. Sum, residual and result are each rounded once to that type.
     ///
     /// The kernel follows the fused all-reduces of TensorRT-LLM and SGLang. Profiles and records show this as an all-reduce. After
     /// an error, `out` and `residual` contain no result.
@@ -52,7 +52,8 @@ impl ProcessGroup {
         {
             return Err(Error::invalid(format!(
                 "all-reduce with norm of {count} {dtype}: the residual has {} {}, the result {} {}, and the weight {columns} {}; \
-                 expected {count} of one type for both, which is that of the terms unless they are f32, and f32 weights of one row",
+                 residual and result must have {count} elements of one type, that of the terms unless those are f32, and the weight \
+                 those of one row in f32",
                 residual.count(),
                 residual.dtype(),
                 out.count(),
@@ -106,7 +107,7 @@ mod tests {
         assert!(error.to_string().contains("the residual has 4 f32"), "{error}");
         let halves = [half::bf16::ONE; 8];
         let error = group.all_reduce_add_norm(&halves, &mut residual, norm, &mut out).unwrap_err();
-        assert!(error.to_string().contains("that of the terms unless they are f32"), "{error}");
+        assert!(error.to_string().contains("that of the terms unless those are f32"), "{error}");
         assert!(group.last_call().is_none());
     }
 }

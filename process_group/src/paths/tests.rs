@@ -336,7 +336,7 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
     );
     refused("4095", "1023", &["range 1", "ends before"]);
     refused("\"broadcast\"", "\"barrier\"", &["range 2", "`barrier` is no operation"]);
-    refused("\"us\": 60.0", "\"us\": -1.0", &["no times"]);
+    refused("\"us\": 60.0", "\"us\": -1.0", &["above 0"]);
     refused("\"world_size\": 4", "\"world_size\": 1", &["range 3", "a rank alone"]);
     refused("\"world_size\": 4", "\"world_size\": 2", &["overlaps range 2"]);
     refused("{", "", &["no table"]);

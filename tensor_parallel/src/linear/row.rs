@@ -32,9 +32,9 @@ impl Default for RowOptions {
 
 /// `y = x · Wᵀ + b` with the input features sharded: every rank computes one term of the sum.
 ///
-/// With [invariant](Compute::numerics) numerics, a rank adds its parts of the inputs as a subtree, in `f32`. The layer gathers these
-/// sums, which any path moves without changing them, and every rank adds them as the rest of the tree. So the result has the same
-/// bits with every world size (the binary tree of TBIK, arXiv 2511.17826).
+/// With [invariant](Compute::numerics) numerics, a rank adds its parts of the inputs as a subtree, in `f32`, and these sums are added as
+/// the rest of the tree: by the group's kernel with the norm if it has one, otherwise by every rank, which gathers them. So the result
+/// has the same bits with every world size (the binary tree of TBIK, arXiv 2511.17826).
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,

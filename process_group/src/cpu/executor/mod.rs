@@ -293,8 +293,7 @@ impl Run<'_> {
             match (from.space, into.space, *input) {
                 (Space::Input, Space::Output, Some(input)) => output[write].copy_from_slice(&input[read]),
                 (Space::Output, Space::Scratch, _) => scratch[write].copy_from_slice(&output[read]),
-                (Space::Scratch, Space::Output, _) => output[write].copy_from_slice(&scratch[read]),
-                (_, Space::Output, _) => output.copy_within(read, write.start),
+                (Space::Input | Space::Output, Space::Output, _) => output.copy_within(read, write.start),
                 (from, into, _) => unreachable!("no schedule copies from {from:?} to {into:?}"),
             }
             self.progress.done[node] = allowed;

@@ -223,7 +223,7 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
             store_row<WHOLE>(norm.residual, s.count, v, after, s.aligned, norm.narrow);
             x = widen(after);
 #pragma unroll
-            for (int e = 0; e < PER; e++) squares += x.f[e] * x.f[e];
+            for (int e = 0; e < PER; e++) squares = __fmaf_rn(x.f[e], x.f[e], squares);
         }
         const float scale = 1.0f / sqrtf(sum_of_cluster(squares, sums[turn]) / norm.columns + norm.epsilon);
         if (has_vector) {

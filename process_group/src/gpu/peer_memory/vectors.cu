@@ -12,8 +12,8 @@
 // that armed the phase again. So two phases are enough, as long as every rank receives data from every other in each call, directly
 // or through a third.
 //
-// Sums are in f32 and rounded once; neighbouring ranks are added in pairs, then neighbouring pairs. All ranks get the same bits, from
-// every kernel.
+// Sums are in f32 and rounded once; neighbours are added in pairs while their number is even, then one after the other. All ranks get the
+// same bits, from every kernel.
 //
 // After the Lamport-style kernels of TensorRT-LLM and SGLang.
 

@@ -27,7 +27,7 @@ const HALF_SHARED: u32 = 112_640;
 const HALF_ROUND: usize = 21;
 const LARGE_ROUND: usize = 40;
 /// The maximum number of rows for small tiles, and for sums whose leaves are added by the blocks that computed them.
-pub(super) const FEW_ROWS: usize = 64;
+const FEW_ROWS: usize = 64;
 /// The minimum number of elements in a leaf of a sum that is divided for speed.
 const SHORTEST_LEAF: usize = 512;
 
@@ -81,8 +81,8 @@ impl Tiles {
         Self { tokens: 128, groups: 1, each: 2, workers: 2, leaves: leaves as u32, blocks: 1, is_gated }
     }
 
-    /// Returns the bytes of a result in a block that waits for others: a part of a tile that blocks share, or for each worker the
-    /// sums of leaves that have no room in registers.
+    /// Returns the bytes of all sums that wait in memory: parts of tiles that blocks share, or sums of leaves that have no room in
+    /// registers.
     fn waiting_bytes(self, parts: usize, blocks: u32) -> usize {
         let part = (self.tokens * self.rows()) as usize * size_of::<f32>();
         match (self.blocks, self.is_persistent()) {
@@ -253,7 +253,8 @@ impl Kernels {
             && weight.count() == n * x.columns()
             && leaves.is_multiple_of(terms)
             && out.count() == terms * m * outputs
-            && (!is_gated || 2 * outputs == n && terms == 1);
+            && (!is_gated || 2 * outputs == n)
+            && (terms == 1 || bias.is_none() && !is_gated);
         if !fits || weight.dtype() != x.dtype() {
             return Err(Error::shape_mismatch("product", weight, x));
         }

@@ -93,7 +93,7 @@ impl Cuda {
         Ok(y)
     }
 
-    /// Computes a product with `n` outputs with `gemm.cu`. There is no bias if more than 64 rows have several leaves.
+    /// Computes a product with `n` outputs with `gemm.cu`. There is no bias if many rows have several leaves.
     fn add_leaves(
         &self,
         x: &Tensor,

@@ -281,7 +281,7 @@ fn strip<S: Simd, I: Item, const R: usize>(
         add(sums, &mut out[r * n..], n);
         r += 4;
     }
-    // With 16 registers, three rows and a weight leave room for 12 sums.
+    // Fewer registers hold the sums of three rows.
     while r + 3 <= m {
         let x = [piece(r), piece(r + 1), piece(r + 2)];
         add(simd.vectorize(Tile { x, w, next: next.take() }), &mut out[r * n..], n);

@@ -252,7 +252,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             "power limit",
         ),
         (|f| driver(f).gpus[1].mig = Some(true), "gpu", Status::Warning, "MIG"),
-        (|f| driver(f).gpus[1].memory_used_bytes = 70 * GIB, "gpu", Status::Warning, "somebody else"),
+        (|f| driver(f).gpus[1].memory_used_bytes = 70 * GIB, "gpu", Status::Warning, "in use already"),
         (|f| driver(f).gpus[1].prohibited = true, "gpu", Status::Broken, "compute mode"),
         (|f| driver(f).gpus[1].nvlinks_down = 2, "gpu", Status::Warning, "fabricmanager"),
         (|f| driver(f).gpus[1].nvlinks = 12, "nvlink", Status::Warning, "slowest"),

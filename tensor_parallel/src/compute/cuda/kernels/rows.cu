@@ -188,7 +188,7 @@ extern "C" __global__ void rms_norm(
     float squares = sum_of_row<N>(columns, [&](auto in, u32 i) {
         in = *(const decltype(in)*)(row + i);
         float of_vector = 0.0f;
-        for (auto& element : in.of) of_vector += widen(element) * widen(element);
+        for (auto& element : in.of) of_vector = __fmaf_rn(widen(element), widen(element), of_vector);
         return of_vector;
     });
     scale_row(row, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
@@ -209,7 +209,7 @@ extern "C" __global__ void add_norm(
         float of_vector = 0.0f;
         for (int e = 0; e < sizeof(a.of) / sizeof(ELEMENT); e++) {
             a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
-            of_vector += widen(a.of[e]) * widen(a.of[e]);
+            of_vector = __fmaf_rn(widen(a.of[e]), widen(a.of[e]), of_vector);
         }
         *(Vector*)(x + row + i) = a;
         return of_vector;

@@ -67,7 +67,7 @@ fn gpus_that_cuda_does_not_show_count_for_nothing() {
         said("visible_devices")
     );
     let busy = findings.iter().find(|f| f.subject.as_deref() == Some("7")).and_then(|f| f.cause.as_ref());
-    assert!(busy.is_some_and(|cause| cause.contains("does not show") && cause.contains("somebody else")));
+    assert!(busy.is_some_and(|cause| cause.contains("does not show") && cause.contains("in use already")));
     // Faults of the other GPUs count.
     driver(&mut facts).gpus[1].memory_used_bytes = 130 * GIB;
     assert_eq!(report(&facts).exit_code(), 1);
