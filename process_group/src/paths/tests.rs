@@ -376,6 +376,7 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
     assert!(!forced.fuses_add_norm(DType::BF16, 4 * 4095, 4095), "whole vectors only");
     assert!(!forced.fuses_add_norm(DType::F64, 8 * 4096, 4096));
     assert!(!forced.fuses_add_norm(DType::BF16, 4096 * 4096, 4096), "the array is too long");
+    assert!(forced.fuses_add_norm(DType::F32, 4096 * 4096, 4096), "f32 has any length");
     assert!(!gpu::nccl_table(2).fuses_add_norm(DType::BF16, 8 * 4096, 4096));
     for path in [Path::Nccl, Path::PeerMemory(PeerAlgorithm::OneShot)] {
         forced.force(Some(path)).unwrap();
