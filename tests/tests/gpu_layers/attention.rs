@@ -1,0 +1,150 @@
+//! Attention on a GPU.
+
+use ryzanstein_config::Numerics;
+use ryzanstein_process_group::DType;
+use ryzanstein_tensor_parallel::attention::Rotary;
+use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, SlotMapping};
+use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
+
+use super::*;
+
+/// Attention over some passes in a row; what each gives, on the processor and on the GPU.
+struct Attended {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    /// True if heads are normalised.
+    norms: bool,
+    passes: Vec<usize>,
+}
+
+fn attend(
+    compute: &dyn Compute,
+    case: &Attended,
+    dtype: DType,
+    upload: impl Fn(Tensor) -> Tensor,
+) -> Vec<Tensor> {
+    let &Attended { heads, kv_heads, head_dim, window, norms, .. } = case;
+    let [queries, keys] = [3, 4].map(|seed| upload(noise(&[head_dim], seed, DType::F32)));
+    let norms = norms.then_some(HeadNorms { queries: &queries, keys: &keys, epsilon: 1e-6 });
+    let rotary = Rotary::new(head_dim, 1e4);
+    let capacity = case.passes.iter().sum();
+    let mut cache = LayerCache::new(compute, [1, kv_heads, capacity, head_dim], dtype).unwrap();
+    let mut position = 0;
+    let mut pass = |count: usize| {
+        let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
+        let batch =
+            compute.batch(&vec![0; count], &SlotMapping::from_position(position, count), &rotary).unwrap();
+        position += count;
+        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms };
+        compute.attention(qkv, &call, &mut cache).unwrap()
+    };
+    case.passes.iter().map(|count| pass(*count)).collect()
+}
+
+/// Scores are large, so that a factor that should be 1 is not rounded to it.
+#[test]
+#[ignore = "needs a GPU"]
+fn attention_with_invariant_numerics_has_the_same_bits_however_a_prompt_is_cut() {
+    const POSITIONS: usize = 300;
+    let cuda = cuda_with(Numerics::Invariant);
+    for dtype in TYPES {
+        for (heads, kv_heads, head_dim) in [(7, 1, 64), (8, 2, 128), (2, 2, 64), (4, 2, 16)] {
+            let (width, rotary) = ((heads + 2 * kv_heads) * head_dim, Rotary::new(head_dim, 1e4));
+            let values: Vec<f32> = noise(&[POSITIONS, width], 5, dtype)
+                .values()
+                .unwrap()
+                .iter()
+                .map(|value| value * 8.0)
+                .collect();
+            for window in [None, Some(100)] {
+                let run = |passes: &[usize]| -> Vec<u32> {
+                    let shape = [1, kv_heads, POSITIONS, head_dim];
+                    let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
+                    let (mut position, mut seen) = (0, Vec::new());
+                    for &count in passes {
+                        let rows = values[position * width..(position + count) * width].to_vec();
+                        let qkv = cuda.upload(Tensor::new(&[count, width], rows, dtype).unwrap()).unwrap();
+                        let slots = SlotMapping::from_position(position, count);
+                        let batch = cuda.batch(&vec![0; count], &slots, &rotary).unwrap();
+                        let call =
+                            AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
+                        let attended = cuda.attention(qkv, &call, &mut cache).unwrap();
+                        seen.extend(attended.values().unwrap().iter().map(|value| value.to_bits()));
+                        position += count;
+                    }
+                    seen
+                };
+                let whole = run(&[POSITIONS]);
+                for passes in [vec![100, 200], [vec![7; 42], vec![6]].concat(), vec![1; POSITIONS]] {
+                    let what = format!(
+                        "{heads}/{kv_heads} of {head_dim}, {window:?}, {dtype}, {} passes",
+                        passes.len()
+                    );
+                    assert!(run(&passes) == whole, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn attention_is_that_of_the_processor_for_prompts_and_single_tokens() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    let long = |prompt: usize| {
+        let mut passes = vec![prompt, 1, 1, 7];
+        passes.extend([1; 3]);
+        passes
+    };
+    for (heads, kv_heads, head_dim) in [
+        (2, 2, 6),
+        (4, 2, 8),
+        (8, 1, 64),
+        (7, 1, 64),
+        (8, 2, 128),
+        (16, 1, 128),
+        (3, 1, 80),
+        (4, 2, 256),
+        (1, 1, 2),
+    ] {
+        for window in [None, Some(1), Some(5), Some(100)] {
+            for prompt in [1, 2, 33, 300] {
+                let norms = window == Some(5);
+                let case = Attended { heads, kv_heads, head_dim, window, norms, passes: long(prompt) };
+                for dtype in TYPES {
+                    let want = attend(&host, &case, dtype, |t| t);
+                    let got = attend(&cuda, &case, dtype, |t| cuda.upload(t).unwrap());
+                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                        let what = format!(
+                            "{heads}/{kv_heads} of {head_dim}, {window:?}, {prompt}, {dtype}, pass {i}"
+                        );
+                        assert_near(got, want, 1.0, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_token_behind_a_long_context_sees_all_of_it() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    for dtype in TYPES {
+        let case = Attended {
+            heads: 8,
+            kv_heads: 2,
+            head_dim: 64,
+            window: None,
+            norms: true,
+            passes: vec![5000, 1, 1],
+        };
+        let want = attend(&host, &case, dtype, |t| t);
+        let got = attend(&cuda, &case, dtype, |t| cuda.upload(t).unwrap());
+        for (got, want) in got.iter().zip(&want) {
+            assert_near(got, want, 1.0, &format!("{dtype}"));
+        }
+    }
+}

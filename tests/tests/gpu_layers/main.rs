@@ -1,0 +1,212 @@
+//! Every operation on a GPU against the same on the processor, and whole models against `transformers` (see
+//! `fixtures/README.md`). Run with `--ignored` where there is a GPU.
+
+mod attention;
+mod models;
+mod products;
+
+use std::sync::Arc;
+
+use ryzanstein_config::{DeviceConfig, Numerics};
+use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
+use ryzanstein_process_group::{DType, LocalRank};
+use ryzanstein_tensor_parallel::attention::Rotary;
+use ryzanstein_tensor_parallel::compute::SlotMapping;
+use ryzanstein_tensor_parallel::{Compute, Cuda, Host, Tensor};
+
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+fn libraries() -> Arc<Libraries> {
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    Arc::new(Libraries::find(&DeviceConfig::default(), &search))
+}
+
+fn gpus() -> usize {
+    libraries().device_count().unwrap() as usize
+}
+
+fn cuda() -> Cuda {
+    cuda_with(Numerics::Fast)
+}
+
+fn cuda_with(numerics: Numerics) -> Cuda {
+    let device = Device::open(&libraries(), LocalRank(0), &DeviceConfig::default()).unwrap();
+    Cuda::with_numerics(&device, 4, numerics).unwrap()
+}
+
+/// Reproducible values between -1 and 1, different for every seed.
+fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    Tensor::new(shape, (0..shape.iter().product()).map(|_| next()).collect(), dtype).unwrap()
+}
+
+/// Small whole numbers: their products and sums are exact in any order.
+fn whole(shape: &[usize], seed: usize, dtype: DType) -> Tensor {
+    let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 9) as f32 - 4.0;
+    Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), dtype).unwrap()
+}
+
+/// How far two ways of computing one result may be apart, where each rounds once: `f32` sums differ by their order.
+fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 5e-6,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        other => panic!("{other} is no type of tensors"),
+    }
+}
+
+fn assert_near(got: &Tensor, want: &Tensor, scale: f32, what: &str) {
+    assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
+    let limit = tolerance(want.dtype());
+    for (i, (got, want)) in got.values().unwrap().iter().zip(want.values().unwrap().iter()).enumerate() {
+        let error = (got - want).abs();
+        assert!(error <= limit * (scale + want.abs()), "{what}, element {i}: {got} and should be {want}");
+    }
+}
+
+/// The same tensor in both memories.
+fn both(cuda: &Cuda, make: impl Fn() -> Tensor) -> (Tensor, Tensor) {
+    (make(), cuda.upload(make()).unwrap())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn values_come_back_from_the_gpu_as_they_went() {
+    let cuda = cuda();
+    for dtype in TYPES {
+        // The last is longer than a pinned buffer, and its rows do not divide one.
+        for shape in [&[1usize, 1][..], &[3, 5], &[0, 4], &[7], &[3001, 4097]] {
+            let (here, there) = both(&cuda, || noise(shape, 5, dtype));
+            assert_eq!(here.values().unwrap(), there.values().unwrap(), "{dtype} {shape:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    let rotary = Rotary::new(8, 1e4);
+    let tokens = [40, 10, 9, 0, 17, 49, 50, u32::MAX];
+    for stored in TYPES {
+        for out in TYPES {
+            for columns in [1, 7, 64, 520] {
+                let (table, gpu_table) = both(&cuda, || noise(&[40, columns], 3, stored));
+                let want = host
+                    .embed(
+                        &table,
+                        10,
+                        &host.batch(&tokens, &SlotMapping::from_position(0, tokens.len()), &rotary).unwrap(),
+                        out,
+                    )
+                    .unwrap();
+                let got = cuda
+                    .embed(
+                        &gpu_table,
+                        10,
+                        &cuda.batch(&tokens, &SlotMapping::from_position(0, tokens.len()), &rotary).unwrap(),
+                        out,
+                    )
+                    .unwrap();
+                assert_eq!(
+                    got.values().unwrap(),
+                    want.values().unwrap(),
+                    "{stored} to {out}, {columns} columns"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn norms_gates_and_sums_are_those_of_the_processor() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    for dtype in TYPES {
+        for (rows, columns) in [(1, 2), (3, 6), (5, 36), (1, 4096), (7, 1000), (2, 14_336)] {
+            let what = format!("{dtype} [{rows}, {columns}]");
+            let (x, gpu_x) = both(&cuda, || noise(&[rows, columns], 1, dtype));
+            let want = host.swiglu(&x).unwrap();
+            assert_near(&cuda.swiglu(&gpu_x).unwrap(), &want, 1.0, &format!("swiglu {what}"));
+            for other in TYPES {
+                let (weight, gpu_weight) = both(&cuda, || noise(&[columns], 2, other));
+                let want = host.rms_norm(&x, &weight, 1e-5).unwrap();
+                let got = cuda.rms_norm(&gpu_x, &gpu_weight, 1e-5).unwrap();
+                assert_near(&got, &want, 1.0, &format!("norm {what} by {other}"));
+                for shape in [&[rows, columns][..], &[columns]] {
+                    let (y, gpu_y) = both(&cuda, || noise(shape, 4, other));
+                    let (mut sum, mut gpu_sum) = both(&cuda, || noise(&[rows, columns], 1, dtype));
+                    host.add(&mut sum, &y).unwrap();
+                    cuda.add(&mut gpu_sum, &gpu_y).unwrap();
+                    assert_eq!(
+                        gpu_sum.values().unwrap(),
+                        sum.values().unwrap(),
+                        "add {what} and {other} {shape:?}"
+                    );
+                    let (mut sum, mut gpu_sum) = both(&cuda, || noise(&[rows, columns], 1, dtype));
+                    let want = host.add_norm(&mut sum, &y, &weight, 1e-5).unwrap();
+                    let got = cuda.add_norm(&mut gpu_sum, &gpu_y, &gpu_weight, 1e-5).unwrap();
+                    assert_near(&got, &want, 1.0, &format!("norm of a sum {what} and {other} {shape:?}"));
+                    assert_eq!(
+                        gpu_sum.values().unwrap(),
+                        sum.values().unwrap(),
+                        "{what} and {other} {shape:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn columns_and_joined_blocks_are_those_of_the_processor() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    for dtype in TYPES {
+        let (x, gpu_x) = both(&cuda, || noise(&[5, 37], 1, dtype));
+        for range in [0..37, 3..4, 9..37, 5..5] {
+            let (want, got) = (
+                host.slice_columns(&x, range.clone()).unwrap(),
+                cuda.slice_columns(&gpu_x, range.clone()).unwrap(),
+            );
+            assert_eq!(
+                (got.shape(), got.values().unwrap()),
+                (want.shape(), want.values().unwrap()),
+                "{dtype} {range:?}"
+            );
+        }
+        for keep in [1, 20, 60, 64] {
+            let (blocks, gpu_blocks) = both(&cuda, || noise(&[4, 3, 16], 2, dtype));
+            let (want, got) =
+                (host.concat_columns(blocks, keep).unwrap(), cuda.concat_columns(gpu_blocks, keep).unwrap());
+            assert_eq!(
+                (got.shape(), got.values().unwrap()),
+                (want.shape(), want.values().unwrap()),
+                "{dtype} {keep}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn shapes_and_memories_that_do_not_fit_are_errors() {
+    let cuda = cuda();
+    let there = |shape: &[usize]| cuda.upload(noise(shape, 0, DType::F32)).unwrap();
+    let (mut a, b) = (there(&[2, 3]), there(&[2, 4]));
+    assert!(cuda.linear(&a, &b, None, DType::F32).is_err());
+    assert!(cuda.add(&mut a, &b).is_err());
+    assert!(cuda.rms_norm(&a, &b, 0.0).is_err());
+    assert!(cuda.swiglu(&a).is_err());
+    assert!(cuda.slice_columns(&a, 2..4).is_err());
+    let here = noise(&[2, 4], 0, DType::F32);
+    let error = cuda.swiglu(&here).unwrap_err().to_string();
+    assert!(error.contains("not in the memory of GPU 0"), "{error}");
+    let error = Host::new(1).swiglu(&b).unwrap_err().to_string();
+    assert!(error.contains("in the memory of GPU 0"), "{error}");
+}
