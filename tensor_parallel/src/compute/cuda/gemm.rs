@@ -26,7 +26,7 @@ const HALF_SHARED: u32 = 112_640;
 /// The times of a round of half and of large tiles, in one unit: a large tile has twice the work, and reads fewer operands for it.
 const HALF_ROUND: usize = 21;
 const LARGE_ROUND: usize = 40;
-/// The maximum number of rows for small tiles, and for sums whose leaves are added by the blocks that computed them.
+/// The maximum number of rows for small tiles, however many there are.
 const FEW_ROWS: usize = 64;
 /// The minimum number of elements in a leaf of a sum that is divided for speed.
 const SHORTEST_LEAF: usize = 512;
@@ -39,8 +39,6 @@ pub(super) struct Tiles {
     /// Warp groups for a tile, and the tiles of 64 rows of the weights of each.
     groups: u32,
     each: u32,
-    /// Tiles of a block that are computed and written in turn.
-    workers: u32,
     /// Leaves of a sum that a block adds, and blocks that share a tile of the result.
     leaves: u32,
     blocks: u32,
@@ -49,52 +47,44 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Returns the tiles with which the multiprocessors are busy for the shortest time, with as many leaves of a sum in each block as
-    /// possible, for `results` products `[m, outputs]`.
-    fn choose([results, m, outputs, leaves]: [usize; 4], is_gated: bool, multiprocessors: u32) -> Self {
+    /// Returns the tiles of a product `[m, outputs]` with which the multiprocessors are busy for the shortest time, with as many leaves of
+    /// a sum in each block as possible.
+    fn choose([m, outputs, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
-        let large =
-            Self { tokens: 128, groups: 2, each: 2, workers: 1, leaves: leaves as u32, blocks: 1, is_gated };
         let halves = Self::halves(leaves, is_gated);
-        if m > FEW_ROWS && halves.parts(m, outputs) * results >= fill {
-            let rounds = |tiles: Self| (tiles.parts(m, outputs) * results).div_ceil(fill);
+        if m > FEW_ROWS && leaves.is_power_of_two() && 4 * halves.parts(m, outputs) >= 3 * fill {
+            let large = Self { each: 2, ..halves };
+            let rounds = |tiles: Self| tiles.parts(m, outputs).div_ceil(fill);
             let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
-            return if results * leaves > 1 || is_shorter { halves } else { large };
+            return if leaves > 1 || is_shorter { halves } else { large };
         }
         let tokens = m.next_power_of_two().clamp(8, 128) as u32;
         let each = if is_gated { 2 } else { 1 };
-        let small = Self { tokens, groups: 1, workers: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
-        // Sums that wait are in registers.
-        let most = if tokens * small.each <= 64 { 8 } else { 1 };
+        let small = Self { tokens, groups: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
+        // Sums that wait are in registers, of which two blocks share those of a multiprocessor.
+        let most = if tokens <= 64 { 8 } else { 2 };
         let each = |each: &u32| leaves.is_multiple_of(*each as usize) && *each <= most;
         let tiles = [8, 4, 2, 1].into_iter().filter(each).map(|each| Self {
             leaves: each,
             blocks: leaves as u32 / each,
             ..small
         });
-        tiles.clone().find(|tiles| tiles.parts(m, outputs) * results >= fill).unwrap_or(small)
+        tiles.clone().find(|tiles| tiles.parts(m, outputs) >= fill).unwrap_or(small)
     }
 
-    /// Returns tiles half as large as the largest, one of which is written while another one is computed; but the operands are read
-    /// twice as often.
+    /// Returns tiles half as large as the largest, in whose blocks there is room for sums of leaves.
     fn halves(leaves: usize, is_gated: bool) -> Self {
-        Self { tokens: 128, groups: 1, each: 2, workers: 2, leaves: leaves as u32, blocks: 1, is_gated }
+        Self { tokens: 128, groups: 2, each: 1, leaves: leaves as u32, blocks: 1, is_gated }
     }
 
-    /// Returns the bytes of all sums that wait in memory: parts of tiles that blocks share, or sums of leaves that have no room in
-    /// registers.
-    fn waiting_bytes(self, parts: usize, blocks: u32) -> usize {
-        let part = (self.tokens * self.rows()) as usize * size_of::<f32>();
-        match (self.blocks, self.is_persistent()) {
-            (1, true) => part * self.leaves.ilog2() as usize * (self.workers * blocks) as usize,
-            (1, false) => 0,
-            _ => part * parts,
-        }
+    /// Returns the bytes of the sums of blocks that share tiles.
+    fn partial_bytes(self, parts: usize) -> usize {
+        if self.blocks > 1 { parts * (self.tokens * self.rows()) as usize * size_of::<f32>() } else { 0 }
     }
 
     /// Returns the number of rows of the result that a block writes.
     fn outputs(self) -> u32 {
-        self.groups * if self.is_gated { self.each / 2 } else { self.each } * 64
+        self.rows() / if self.is_gated { 2 } else { 1 }
     }
 
     /// Returns the number of parts of all tiles of a product `[m, outputs]`.
@@ -109,31 +99,34 @@ impl Tiles {
 
     /// Returns true if a block has a multiprocessor to itself, and takes one part after the other.
     fn is_persistent(self) -> bool {
-        self.groups * self.workers > 1
+        self.groups > 1
     }
 
     fn stage_bytes(self) -> u32 {
         (self.rows() + self.tokens) * ROW_BYTES
     }
 
-    /// Returns the bytes of the sums on their way to the result: 16 rows, each longer by 16 bytes, for each worker.
-    fn staging_bytes(self) -> u32 {
-        self.workers * self.tokens.min(16) * (self.rows() + 4) * 4
+    /// Returns the bytes of shared memory behind the stages of a persistent block: sums of four leaves that wait for those of the next
+    /// four, and 16 rows of sums on their way to the result, each longer by 16 bytes.
+    fn behind_stages(self) -> u32 {
+        let waiting = if self.leaves == 8 { self.tokens * self.rows() * 4 } else { 0 };
+        if self.is_persistent() { waiting + 16 * (self.rows() + 4) * 4 } else { 0 }
     }
 
     /// Returns the number of pairs of tiles in shared memory.
     fn stages(self) -> u32 {
         let room = if self.is_persistent() { ALL_SHARED } else { HALF_SHARED };
-        (room - self.staging_bytes()) / self.stage_bytes()
+        (room - self.behind_stages()) / self.stage_bytes()
     }
 
+    /// Returns the threads of the warp groups and of the producer: a warp or, where registers move between them, a warp group.
     fn threads(self) -> u32 {
-        self.workers * self.groups * 128 + 32
+        self.groups * 128 + if self.is_persistent() { 128 } else { 32 }
     }
 
     /// Returns the bytes of dynamic shared memory: the tiles, from a multiple of 1024 on.
     fn shared_bytes(self) -> u32 {
-        self.stages() * self.stage_bytes() + self.staging_bytes() + 1023
+        self.stages() * self.stage_bytes() + self.behind_stages() + 1023
     }
 
     /// Returns the macros that compile it.
@@ -145,7 +138,6 @@ impl Tiles {
             number("TOKENS", self.tokens),
             number("GROUPS", self.groups),
             number("TILES", self.each),
-            number("WORKERS", self.workers),
             number("STAGES", self.stages()),
             number("LEAVES", self.leaves),
             number("BLOCKS", self.blocks),
@@ -160,10 +152,9 @@ impl Tiles {
         for m in [1, 9, 17, 33, 65, 512, 1 << 20] {
             for outputs in [64, 1024, 4096, 8192, 16_384, 1 << 20] {
                 for leaves in 1..=LEAVES {
-                    let terms = terms([m, outputs, leaves], 132);
-                    all.insert(Self::choose([terms, m, outputs, leaves / terms], false, 132));
+                    all.insert(Self::choose([m, outputs, leaves], false, 132));
                 }
-                all.insert(Self::choose([1, m, outputs, 1], true, 132));
+                all.insert(Self::choose([m, outputs, 1], true, 132));
             }
         }
         all
@@ -181,11 +172,6 @@ impl Cuda {
             && x.columns() > 0
             // Copies start at multiples of 16 bytes.
             && x.columns().is_multiple_of(8 * leaves)
-    }
-
-    /// Returns the number of [terms](terms) of the sums of a product `[m, outputs]`.
-    pub(super) fn terms(&self, sizes: [usize; 3]) -> usize {
-        terms(sizes, self.gpu.device.info().multiprocessors)
     }
 
     /// Returns the number of leaves of the sums of `x · weightᵀ` with which each multiprocessor has a tile.
@@ -209,28 +195,8 @@ pub(super) fn leaves_of_any_size(k: usize) -> usize {
     legal_leaves(k).take_while(|leaves| *leaves <= 2).last().unwrap_or(1)
 }
 
-/// The sums of a product.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sums {
-    /// Number of leaves of a sum.
-    pub(super) leaves: usize,
-    /// Number of terms that stay apart, each the sum of as many neighbouring leaves.
-    pub(super) terms: usize,
-    /// True for gates and ups.
-    pub(super) is_gated: bool,
-}
-
-/// Returns the number of terms of a sum of leaves, each a tree, with which every multiprocessor has a part of the `[m, outputs]` sums. Few
-/// rows have one: the last of the blocks that share a tile adds those of the others.
-fn terms([m, outputs, leaves]: [usize; 3], multiprocessors: u32) -> usize {
-    let tiles = Tiles::halves(1, false).parts(m, outputs);
-    let is_enough =
-        |each: &usize| leaves.is_multiple_of(*each) && tiles * leaves / each >= multiprocessors as usize;
-    if m <= FEW_ROWS { 1 } else { leaves / [8, 4, 2].into_iter().find(is_enough).unwrap_or(1) }
-}
-
 impl Kernels {
-    /// Computes `out[terms, m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` with the kernel of `gemm.cu`. The leaves of a term are added as a
+    /// Computes `out[m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` with the kernel of `gemm.cu`. The leaves of a sum are added as a
     /// [tree](crate::shard::split_leaves). The weight may be `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the
     /// first half of the rows are gates, and `out[m, n / 2] = silu(gate) × up`.
     ///
@@ -241,7 +207,7 @@ impl Kernels {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        Sums { leaves, terms, is_gated }: Sums,
+        (leaves, is_gated): (usize, bool),
         out: &mut Tensor,
         arrivals: &Block,
     ) -> Result<()> {
@@ -251,10 +217,8 @@ impl Kernels {
         let (row, leaf) = if weight.rows() == n { (x.columns(), k) } else { (k, n * k) };
         let fits = [k * leaves, row] == [x.columns(), weight.columns()]
             && weight.count() == n * x.columns()
-            && leaves.is_multiple_of(terms)
-            && out.count() == terms * m * outputs
-            && (!is_gated || 2 * outputs == n)
-            && (terms == 1 || bias.is_none() && !is_gated);
+            && out.count() == m * outputs
+            && (!is_gated || 2 * outputs == n);
         if !fits || weight.dtype() != x.dtype() {
             return Err(Error::shape_mismatch("product", weight, x));
         }
@@ -262,13 +226,13 @@ impl Kernels {
             return Err(Error::shape_mismatch("bias", weight, bias));
         }
         let multiprocessors = self.gpu.device.info().multiprocessors;
-        let tiles = Tiles::choose([terms, m, outputs, leaves / terms], is_gated, multiprocessors);
+        let tiles = Tiles::choose([m, outputs, leaves], is_gated, multiprocessors);
         let map = |tensor: &Tensor, rows: usize, strides: [usize; 2], height| {
             let (address, lengths) = (self.row_of(tensor, 0)?, [k, rows, leaves].map(|n| n as u64));
             let (strides, area) = (strides.map(|stride| stride as u64), [DEPTH, height]);
             Ok::<_, Error>(TensorMap::new(&self.gpu.device, address, tensor.dtype(), lengths, strides, area)?)
         };
-        let parts = tiles.parts(m, outputs) * terms;
+        let parts = tiles.parts(m, outputs);
         if tiles.blocks > 1 && parts / tiles.blocks as usize > ARRIVALS {
             return Err(Error::input(format!(
                 "a product of {outputs} outputs has more than {ARRIVALS} tiles that blocks share; divide the weight"
@@ -276,18 +240,18 @@ impl Kernels {
         }
         let blocks = if tiles.is_persistent() { parts.min(multiprocessors as usize) } else { parts };
         let blocks = to_u32("tiles", blocks)?;
-        let partial = self.gpu.scratch(tiles.waiting_bytes(parts, blocks))?;
+        let partial = self.gpu.scratch(tiles.partial_bytes(parts))?;
         let mut call = self.call(Source::Gemm(x.dtype(), out.dtype(), tiles), "gemm");
         call.value(map(weight, n, [row, leaf], 64)?);
         call.value(map(x, m, [x.columns(), k], tiles.tokens)?);
         call.read_optional(bias)?.write(out)?.block(&partial, 0)?.block(arrivals, 0)?;
         let sizes = [to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?];
         let [m, n, k] = sizes;
-        call.value([terms as u32, m, n, k, u32::from(self.here(weight)?.is_settled())]);
+        call.value([m, n, k, u32::from(self.here(weight)?.is_settled())]);
         // SAFETY: copies stay within the tensors that the maps describe, which are those of `x` and the weight: checked above. A
         // block reads as many floats of the bias as it has rows of the weight, unless the bias is null, and writes tiles of the
-        // [terms, m, outputs] elements of `out`, whose edges it checks. Sums that wait are in `partial`, which has a place for each.
-        // Blocks that share a tile count at its counter. The weight is read before the previous kernel has ended only if no kernel has written it.
+        // [m, outputs] elements of `out`, whose edges it checks. `partial` has a place for the sums of each block that shares a tile, and
+        // such blocks count at their tile's counter. The weight is read before the previous kernel has ended only if no kernel has written it.
         unsafe { call.launch_with_shared([blocks, 1], tiles.threads(), tiles.shared_bytes()) }
     }
 }
@@ -306,9 +270,9 @@ mod tests {
     fn the_tiles_that_are_compiled_in_tests_are_of_every_kind() {
         let all = Tiles::all();
         assert!(
-            [1, 2, 4, 8].iter().all(|n| all.iter().any(|tiles| tiles.workers == 2 && tiles.leaves == *n))
+            [1, 2, 4, 8].iter().all(|n| all.iter().any(|tiles| tiles.tokens == 128 && tiles.leaves == *n))
         );
-        assert!(all.iter().any(|tiles| tiles.groups == 2));
+        assert!(all.iter().any(|tiles| tiles.is_persistent() && tiles.each == 2));
         assert!(all.iter().any(|tiles| tiles.leaves == 8) && all.iter().any(|tiles| tiles.blocks == 8));
     }
 
@@ -318,15 +282,17 @@ mod tests {
             m in 1usize..5000, outputs in 1usize..40_000, leaves in 1usize..=LEAVES, is_gated in any::<bool>(),
         ) {
             let leaves = if is_gated { 1 } else { leaves };
-            let terms = terms([m, outputs, leaves], 132);
-            let tiles = Tiles::choose([terms, m, outputs, leaves / terms], is_gated, 132);
-            prop_assert_eq!((tiles.leaves * tiles.blocks) as usize * terms, leaves);
+            let tiles = Tiles::choose([m, outputs, leaves], is_gated, 132);
+            prop_assert_eq!((tiles.leaves * tiles.blocks) as usize, leaves);
             prop_assert!(tiles.leaves.is_power_of_two() && tiles.stages() >= 2);
             // The barriers of the stages.
             let bytes = tiles.shared_bytes() + 16 * tiles.stages() + 16;
             let most = if tiles.is_persistent() { MOST } else { MOST_OF_TWO };
             prop_assert!(bytes <= most, "{bytes} of {most}");
-            prop_assert!(!is_gated || tiles.each == 2);
+            // Sums that take the place of the stages.
+            let sums = tiles.tokens * (tiles.rows() + 4) * 4;
+            prop_assert!(tiles.is_persistent() || sums <= tiles.stages() * tiles.stage_bytes());
+            prop_assert!(!is_gated || tiles.groups * tiles.each == 4 || tiles.groups * tiles.each == 2);
         }
     }
 }

@@ -8,7 +8,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
-use super::gemm::{Sums, leaves_of_any_size};
+use super::gemm::leaves_of_any_size;
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
@@ -81,7 +81,9 @@ impl Cuda {
             return self.zeros(&[m, n], out);
         }
         if self.has_gemm(x, weight, leaves) {
-            return self.add_leaves(x, weight, None, (leaves, false, n), out);
+            let mut y = self.scratch(&[m, n], out)?;
+            self.kernels.gemm(x, weight, None, (leaves, false), &mut y, &self.arrivals)?;
+            return Ok(y);
         }
         let mut y = self.scratch(&[m, n], out)?;
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
@@ -91,24 +93,6 @@ impl Cuda {
             self.kernels.sum_of_leaves(&terms.reshape(&[leaves, rows.len(), n])?, &mut y, first)?;
         }
         Ok(y)
-    }
-
-    /// Computes a product with `n` outputs with `gemm.cu`. There is no bias if many rows have several leaves.
-    fn add_leaves(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        (leaves, is_gated, n): (usize, bool, usize),
-        out: DType,
-    ) -> Result<Tensor> {
-        let m = x.rows();
-        let terms = self.terms([m, n, leaves]);
-        let dtype = if terms == 1 { out } else { DType::F32 };
-        let mut sums = self.scratch(&[terms, m, n], dtype)?;
-        let of = Sums { leaves, terms, is_gated };
-        self.kernels.gemm(x, weight, bias, of, &mut sums, &self.arrivals)?;
-        if terms == 1 { sums.reshape(&[m, n]) } else { self.sum_of_leaves(&sums, out) }
     }
 
     /// Computes a product with one of our own kernels, or returns `None` if cuBLASLt is faster. With invariant numerics it never returns
@@ -132,11 +116,12 @@ impl Cuda {
             return Ok(None);
         }
         let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
-        if has_gemm {
-            return self.add_leaves(x, weight, bias, (leaves, is_gated, outputs), out).map(Some);
-        }
         let mut y = self.scratch(&[m, outputs], out)?;
-        self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
+        if has_gemm {
+            self.kernels.gemm(x, weight, bias, (leaves, is_gated), &mut y, &self.arrivals)?;
+        } else {
+            self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
+        }
         Ok(Some(y))
     }
 

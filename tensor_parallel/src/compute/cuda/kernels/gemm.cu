@@ -2,28 +2,31 @@
 // producer, copies tiles of both operands into a ring of STAGES stages in shared memory (TMA); warp groups multiply them (wgmma): 64 rows
 // of the weights by TOKENS rows of x. Compiled behind wgmma.cu, whose names it uses.
 //
-// A sum over k has BLOCKS × LEAVES leaves: LEAVES, a power of two, in each of the BLOCKS blocks that share a tile of the result (split-K).
-// A leaf is added in ascending order of k, and the leaves as a tree: neighbours in pairs while their number is even, then one after the
-// other. The sizes of tiles change none of this, so a row of the result depends on that row of x alone. Sums of leaves that wait for
-// their neighbours are in registers if they fit, otherwise in memory.
+// A sum over k has BLOCKS × LEAVES leaves: LEAVES, a power of two, in each of the BLOCKS blocks that share a tile of the result
+// (split-K). A leaf is added in ascending order of k, and the leaves as a tree: neighbours in pairs while their number is even,
+// then one after the other. The sizes of tiles change none of this, so a row of the result depends on that row of x alone.
 //
 // ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 64 rows of the weights for each of GROUPS warp
-// groups. WORKERS tiles of a block are in progress (ping-pong): one is multiplied while another one is written. If GATED, the first half
-// of the rows are gates, and out[m, n / 2] = silu(gate) × up: the two tiles of a group are gates and their ups.
+// groups. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: of every two tiles of rows the first are
+// gates and the second their ups.
 
 constexpr int DEPTH = 64;
 constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = TOKENS * DEPTH * 2;
 constexpr u32 STAGE_BYTES = GROUPS * TILES * W_BYTES + X_BYTES;
-// The last warp copies.
-constexpr int CONSUMERS = WORKERS * GROUPS * 128;
-// Levels of the tree of a block, at least one for the compiler.
-constexpr int TREE = LEAVES == 8 ? 3 : LEAVES == 4 ? 2 : 1;
-constexpr bool WAITS_IN_MEMORY = LEAVES > 1 && TOKENS * TILES > 64;
+// A block of two warp groups has a multiprocessor to itself, and takes one part after the other. Its producer is of a warp group of its
+// own, which gives its registers to the others.
+constexpr bool PERSISTENT = GROUPS > 1;
+constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (PERSISTENT ? 128 : 32);
+// Levels of the tree of a block, at least one for the compiler. Sums of leaves wait for their neighbours in registers, those of the
+// levels that have no room there in shared memory.
+constexpr int TREE = LEAVES == 8 ? 3 : LEAVES == 4 ? 2 : 1, IN_REGISTERS = least(TREE, TOKENS * TILES <= 64 ? 3 : 2);
+static_assert(LEAVES == 1 || TOKENS * TILES <= 128, "two levels have room in registers");
+constexpr u32 VECTORS = TILES * TOKENS / 8, WAITING_BYTES = TREE > IN_REGISTERS ? VECTORS * CONSUMERS * 16 : 0;
 // Rows of the weights and of the result a tile.
 constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
-// Sums on their way from registers to the result, [AT_ONCE, ROWS] for each worker: rows are longer by 16 bytes, so that they lie in
-// different banks.
-constexpr int AT_ONCE = least(TOKENS, 16), PITCH = ROWS + 4;
+// Sums on their way from registers to the result, [AT_ONCE, ROWS]: rows are longer by 16 bytes, so that they lie in different banks.
+// Where no other part follows they take the place of the stages.
+constexpr int AT_ONCE = PERSISTENT ? 16 : TOKENS, PITCH = ROWS + 4;
 // Tiles of tokens whose blocks follow each other: their operands stay in the L2 cache.
 constexpr u32 BAND = 16;
 
@@ -31,8 +34,8 @@ constexpr u32 BAND = 16;
 struct alignas(128) TensorMap { u64 words[16]; };
 
 struct Shape {
-    // Results, rows of x and of the weights, and length of a leaf.
-    u32 results, m, n, k;
+    // Rows of x and of the weights, and length of a leaf.
+    u32 m, n, k;
     // True if no kernel has written the weights, so that they may be read while the previous kernel runs.
     u32 is_settled;
 };
@@ -53,6 +56,13 @@ __device__ __forceinline__ void copy(u32 to, const TensorMap& map, u32 at, u32 r
         :: "r"(to), "l"(&map), "r"(at), "r"(row), "r"(leaf), "r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ float4 load_shared(u32 address) {
+    float4 four;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "r"(address) : "memory");
+    return four;
+}
+__device__ __forceinline__ void wait_for_consumers() { asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory"); }
+
 // The sum of four elements of all blocks, which `load` returns.
 template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load) {
     float4 parts[BLOCKS];
@@ -70,10 +80,9 @@ template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load)
     return parts[0];
 }
 
-// Grid: blocks, each of which takes every gridDim.x-th part of the tiles of all results; a result [m, n] has its own leaves. The last part
-// of a tile to finish adds all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before
-// and after. If sums wait in memory, `partial` has [TREE, TOKENS, ROWS] for each worker of each block.
-extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
+// Grid: blocks, each of which takes every gridDim.x-th part of the tiles. The last part of a tile to finish adds
+// all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before and after.
+extern "C" __global__ void __launch_bounds__(THREADS) gemm(
     const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const float* __restrict__ bias,
     RESULT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
@@ -91,15 +100,16 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
     __syncthreads();
 
     const u32 outputs = GATED ? shape.n / 2 : shape.n, across = ceil_div(outputs, OUTPUTS), down = ceil_div(shape.m, TOKENS);
-    const u32 steps_of_leaf = ceil_div(shape.k, DEPTH), parts = shape.results * across * down * BLOCKS;
-    // The first row of the weights and of x of a part, and its result and first leaf.
-    struct Corner { u32 row, token, result, leaf; };
+    const u32 steps_of_leaf = ceil_div(shape.k, DEPTH), parts = across * down * BLOCKS;
+    // The first row of the weights and of x of a part, and its first leaf.
+    struct Corner { u32 row, token, leaf; };
     auto corner = [&](u32 part) -> Corner {
-        const u32 result = part / (across * down * BLOCKS), tile = part / BLOCKS % (across * down);
+        const u32 tile = part / BLOCKS;
         const u32 band = tile / (BAND * across), in_band = tile % (BAND * across), height = min(BAND, down - band * BAND);
-        return {in_band / height * OUTPUTS, (band * BAND + in_band % height) * TOKENS, result, (result * BLOCKS + part % BLOCKS) * LEAVES};
+        return {in_band / height * OUTPUTS, (band * BAND + in_band % height) * TOKENS, part % BLOCKS * LEAVES};
     };
     if (threadIdx.x >= CONSUMERS) {
+        if (PERSISTENT) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x > CONSUMERS) return;
         u32 stage = 0, turn = 0;
         auto copy_weights = [&](Corner at, u32 leaf, u32 k, u32 stage) {
@@ -116,13 +126,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
         };
         // The first weights do not wait for the previous kernel.
         const u32 ahead = shape.is_settled ? min(STAGES, steps_of_leaf) : 0;
-        for (u32 first = blockIdx.x; first < parts; first += WORKERS * gridDim.x) {
-            // The workers multiply a leaf each, then the next.
-            const u32 working = WORKERS > 1 && first + gridDim.x < parts ? 2 : 1;
-            for (u32 l = 0; l < LEAVES * working; l++) {
-                const Corner at = corner(first + l % working * gridDim.x);
-                const u32 leaf = at.leaf + l / working;
-                const bool is_first = first == blockIdx.x && l == 0;
+        for (u32 part = blockIdx.x; part < parts; part += gridDim.x) {
+            const Corner at = corner(part);
+            for (u32 l = 0; l < LEAVES; l++) {
+                const u32 leaf = at.leaf + l;
+                const bool is_first = part == blockIdx.x && l == 0;
                 if (is_first) {
                     for (u32 i = 0; i < ahead; i++) copy_weights(at, leaf, i * DEPTH, i);
                     wait_for_previous();
@@ -141,19 +149,16 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
         return;
     }
 
-    const u32 worker = threadIdx.x / (GROUPS * 128), thread = threadIdx.x % (GROUPS * 128), group = thread / 128, lane = threadIdx.x % 32;
-    const u32 staging = stages + STAGES * STAGE_BYTES + worker * AT_ONCE * PITCH * 4;
-    auto wait_for_worker = [&]() { asm volatile("bar.sync %0, %1;" :: "r"(1 + worker), "n"(GROUPS * 128) : "memory"); };
-    __shared__ bool last[WORKERS];
+    if (PERSISTENT) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32, waits = stages + STAGES * STAGE_BYTES;
+    const u32 staging = PERSISTENT ? waits + WAITING_BYTES : stages;
     wait_for_previous();
-    // Workers multiply in turn: a wait on an mbarrier can only tell the current phase from the one before.
-    if (WORKERS > 1 && worker == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
-    for (u32 part = blockIdx.x + worker * gridDim.x, before_all = 0; part < parts; part += WORKERS * gridDim.x, before_all += WORKERS * LEAVES) {
+    u32 stage = 0, turn = 0;
+    for (u32 part = blockIdx.x; part < parts; part += gridDim.x) {
         // Sums of 1, 2, 4 … leaves that wait for their neighbours.
-        Tile sums[TILES], waiting[TREE][TILES];
-        const u32 working = WORKERS > 1 && (worker > 0 || part + gridDim.x < parts) ? 2 : 1;
+        Tile sums[TILES], waiting[IN_REGISTERS][TILES];
         for (u32 leaf = 0; leaf < LEAVES; leaf++) {
-            if constexpr (WAITS_IN_MEMORY) {
+            if constexpr (WAITING_BYTES > 0) {
                 // Otherwise the compiler waits for each product.
                 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
@@ -161,9 +166,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
                     for (int i = 0; i < TOKENS / 2; i++) sums[t][i] = 0.0f;
                 }
             }
-            const u32 steps_before = (before_all + leaf * working + worker) * steps_of_leaf;
-            u32 stage = steps_before % STAGES, turn = steps_before / STAGES, before = 0;
-            if (WORKERS > 1 && (working > 1 || leaf == 0)) asm volatile("bar.sync %0, 256;" :: "r"(3 + worker) : "memory");
+            u32 before = 0;
             for (u32 i = 0; i < steps_of_leaf; i++) {
                 const u32 x = stages + stage * STAGE_BYTES + GROUPS * TILES * W_BYTES, w = stages + stage * STAGE_BYTES + group * TILES * W_BYTES;
                 wait(full + stage * 8, turn % 2);
@@ -187,23 +190,22 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
             #pragma unroll
             for (int t = 0; t < TILES; t++) wait_for_all(sums[t]);
             if (lane == 0) arrive(before);
-            if (WORKERS > 1 && (working > 1 || leaf == LEAVES - 1)) asm volatile("bar.arrive %0, 256;" :: "r"(4 - worker) : "memory");
             bool has_neighbour = true;
             #pragma unroll
             for (int level = 0; 1 << level < LEAVES; level++) {
                 if (!has_neighbour) continue;
                 has_neighbour = leaf >> level & 1;
-                if constexpr (WAITS_IN_MEMORY) {
-                    constexpr int VECTORS = TILES * TOKENS / 8;
-                    float4* const waits = (float4*)partial + ((blockIdx.x * WORKERS + worker) * TREE + level) * VECTORS * (GROUPS * 128) + thread;
+                if (level >= IN_REGISTERS) {
                     #pragma unroll
                     for (int v = 0; v < VECTORS; v++) {
                         float* const four = &sums[v / (TOKENS / 8)][v % (TOKENS / 8) * 4];
+                        const u32 there = waits + (v * CONSUMERS + threadIdx.x) * 16;
                         if (has_neighbour) {
-                            const float4 other = __ldcg(waits + v * (GROUPS * 128));
+                            const float4 other = load_shared(there);
                             four[0] += other.x; four[1] += other.y; four[2] += other.z; four[3] += other.w;
                         } else {
-                            __stcg(waits + v * (GROUPS * 128), make_float4(four[0], four[1], four[2], four[3]));
+                            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                                :: "r"(there), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]) : "memory");
                         }
                     }
                     continue;
@@ -220,13 +222,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
         }
 
         const Corner at = corner(part);
-        const u32 tile = part / BLOCKS;
-        RESULT* const result_of = out + (u64)at.result * shape.m * outputs;
-        auto of_block = [&](u32 b, u32 of, u32 in_tile) { return (float4*)(partial + (((u64)tile * BLOCKS + b) * TOKENS + of) * ROWS + in_tile); };
         // Writes four elements of the result.
         auto finish = [&](u32 of, u32 in_result, auto load) {
-            const u32 to = at.row + in_result;
-            if (at.token + of >= shape.m || to >= outputs) return;
+            const u32 token = at.token + of, to = at.row + in_result;
+            if (token >= shape.m || to >= outputs) return;
             auto rounded = [&](u32 in_tile, u32 first) {
                 const float4 sum = add_blocks([&](int b) { return load(b, in_tile); });
                 const float four[] = {sum.x, sum.y, sum.z, sum.w};
@@ -243,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
                 #pragma unroll
                 for (int e = 0; e < 4; e++) result.of[e] = narrow<RESULT>(gated(widen(result.of[e]), widen(ups.of[e])));
             }
-            RESULT* const there = result_of + (u64)(at.token + of) * outputs + to;
+            RESULT* const there = out + (u64)token * outputs + to;
             if (outputs % 4 == 0) {
                 *(Pack<RESULT, 4>*)there = result;
             } else {
@@ -252,18 +251,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
         };
         // A lane has the rows `mine` and `mine` + 8 of each tile, two tokens of every eight.
         const u32 mine = group * TILES * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-        if constexpr (BLOCKS == 1 && !GATED && sizeof(RESULT) == 4) {
-            // As wide as a sector, so nothing is gained by way of shared memory.
-            #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                #pragma unroll
-                for (int i = 0; i < TOKENS / 2; i++) {
-                    const u32 of = at.token + i / 4 * 8 + lane % 4 * 2 + i % 2, to = at.row + mine + t * 64 + i / 2 % 2 * 8;
-                    if (of < shape.m && to < outputs) result_of[(u64)of * outputs + to] = narrow<RESULT>(sums[t][i] + (bias ? bias[to] : 0.0f));
-                }
-            }
-            continue;
-        }
+        // Before sums take the place of operands.
+        if (!PERSISTENT) wait_for_consumers();
+        auto staged = [&](u32 of, u32 in_tile) { return load_shared(staging + (of * PITCH + in_tile) * 4); };
+        auto of_block = [&](u32 b, u32 of, u32 in_tile) { return (float4*)(partial + ((u64)(part / BLOCKS * BLOCKS + b) * TOKENS + of) * ROWS + in_tile); };
         #pragma unroll
         for (int first = 0; first < TOKENS; first += AT_ONCE) {
             #pragma unroll
@@ -274,42 +265,34 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) gemm(
                     asm volatile("st.shared.f32 [%0], %1;" :: "r"(staging + (of * PITCH + in_tile) * 4), "f"(sums[t][first / 2 + i]) : "memory");
                 }
             }
-            wait_for_worker();
-            auto staged = [&](u32 of, u32 in_tile) {
-                float4 four;
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                    : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "r"(staging + (of * PITCH + in_tile) * 4) : "memory");
-                return four;
-            };
-            if constexpr (BLOCKS == 1) {
-                for (u32 i = thread * 4; i < AT_ONCE * OUTPUTS; i += GROUPS * 128 * 4) {
-                    const u32 of = i / OUTPUTS;
-                    finish(first + of, i % OUTPUTS, [&](int, u32 in_tile) { return staged(of, in_tile); });
-                }
-            } else {
-                for (u32 i = thread * 4; i < AT_ONCE * ROWS; i += GROUPS * 128 * 4) {
-                    const u32 of = i / ROWS, in_tile = i % ROWS;
-                    if (at.token + first + of < shape.m) *of_block(part % BLOCKS, first + of, in_tile) = staged(of, in_tile);
+            wait_for_consumers();
+            constexpr u32 COLUMNS = BLOCKS == 1 ? OUTPUTS : ROWS;
+            for (u32 i = threadIdx.x * 4; i < AT_ONCE * COLUMNS; i += CONSUMERS * 4) {
+                const u32 of = i / COLUMNS, in_tile = i % COLUMNS;
+                if constexpr (BLOCKS == 1) {
+                    finish(first + of, in_tile, [&](int, u32 in_tile) { return staged(of, in_tile); });
+                } else {
+                    if (at.token + of < shape.m) *of_block(part % BLOCKS, of, in_tile) = staged(of, in_tile);
                 }
             }
-            wait_for_worker();
+            // Before the place of the staged sums is taken.
+            if (PERSISTENT) wait_for_consumers();
         }
         if constexpr (BLOCKS > 1) {
+            __shared__ bool last;
             __threadfence();
-            wait_for_worker();
-            if (thread == 0) {
-                last[worker] = atomicAdd(arrivals + tile, 1) == BLOCKS - 1;
-                if (last[worker]) arrivals[tile] = 0;
+            wait_for_consumers();
+            if (threadIdx.x == 0) {
+                last = atomicAdd(arrivals + part / BLOCKS, 1) == BLOCKS - 1;
+                if (last) arrivals[part / BLOCKS] = 0;
             }
-            wait_for_worker();
-            if (!last[worker]) continue;
+            wait_for_consumers();
+            if (!last) return;
             __threadfence();
-            for (u32 i = thread * 4; i < TOKENS * OUTPUTS; i += GROUPS * 128 * 4) {
+            for (u32 i = threadIdx.x * 4; i < TOKENS * OUTPUTS; i += CONSUMERS * 4) {
                 const u32 of = i / OUTPUTS;
                 finish(of, i % OUTPUTS, [&](int b, u32 in_tile) { return __ldcg(of_block(b, of, in_tile)); });
             }
-            // Before the next tile is counted.
-            wait_for_worker();
         }
     }
 }
