@@ -3,7 +3,7 @@
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, Run, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
 use super::*;
@@ -89,6 +89,44 @@ fn attention_with_invariant_numerics_has_the_same_bits_however_a_prompt_is_cut()
     }
 }
 
+/// Blocks divide the positions of few sequences among them, and of more sequences they take several tiles or all.
+#[test]
+#[ignore = "needs a GPU"]
+fn attention_of_a_token_with_invariant_numerics_has_the_same_bits_in_every_batch() {
+    const POSITIONS: usize = 400;
+    let cuda = cuda_with(Numerics::Invariant);
+    for dtype in [DType::BF16, DType::F16] {
+        for (heads, kv_heads, head_dim) in [(8, 2, 128), (71, 1, 64), (4, 2, 16)] {
+            let (width, rotary) = ((heads + 2 * kv_heads) * head_dim, Rotary::new(head_dim, 1e4));
+            let prompt = noise(&[POSITIONS, width], 6, dtype).values().unwrap().into_owned();
+            let attend = |rows: Vec<f32>, slots: &SlotMapping, cache: &mut LayerCache| -> Vec<f32> {
+                let count = rows.len() / width;
+                let qkv = cuda.upload(Tensor::new(&[count, width], rows, dtype).unwrap()).unwrap();
+                let batch = cuda.batch(&vec![0; count], slots, &rotary).unwrap();
+                let call =
+                    AttentionCall { heads, kv_heads, head_dim, batch: &batch, window: None, norms: None };
+                cuda.attention(qkv, &call, cache).unwrap().values().unwrap().into_owned()
+            };
+            let mut first = None;
+            for sequences in [1, 60, 150] {
+                let shape = [sequences, kv_heads, POSITIONS, head_dim];
+                let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
+                let (before, last) = prompt.split_at((POSITIONS - 1) * width);
+                for sequence in 0..sequences {
+                    let run = Run { sequence, position: 0, tokens: POSITIONS - 1 };
+                    attend(before.to_vec(), &SlotMapping { single: vec![], runs: vec![run] }, &mut cache);
+                }
+                let single = (0..sequences).map(|sequence| (sequence, POSITIONS - 1)).collect();
+                let rows = attend(last.repeat(sequences), &SlotMapping { single, runs: vec![] }, &mut cache);
+                let first = first.get_or_insert_with(|| rows[..heads * head_dim].to_vec());
+                for (sequence, row) in rows.chunks(heads * head_dim).enumerate() {
+                    assert!(row == first, "{heads} of {head_dim}, {dtype}, {sequence} of {sequences}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn attention_is_that_of_the_processor_for_prompts_and_single_tokens() {
@@ -105,6 +143,7 @@ fn attention_is_that_of_the_processor_for_prompts_and_single_tokens() {
         (7, 1, 64),
         (8, 2, 128),
         (16, 1, 128),
+        (71, 1, 64),
         (3, 1, 80),
         (4, 2, 256),
         (1, 1, 2),

@@ -1,5 +1,5 @@
-//! Attention on a GPU: `append` of `attention.cu`; with fast numerics `decode.cu` for one new position, with `decode_mma.cu` or
-//! `decode_vectors.cu`; otherwise one of `prefill.cu`, `prefill_mma.cu` and `prefill_wgmma.cu`.
+//! Attention on a GPU. `attention.cu` has what all kernels share, and `append`. Many new positions take one of `prefill.cu`,
+//! `prefill_mma.cu` and `prefill_wgmma.cu`; one takes `decode.cu` or `decode_wgmma.cu`.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -18,13 +18,17 @@ use crate::tensor::Tensor;
 /// Number of counters for the blocks of one launch that wait for each other's results.
 pub(super) const ARRIVALS: usize = MOST_BLOCKS_Y as usize;
 
-/// Threads of a block of `decode.cu`.
+/// Threads of a block of `decode`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
-/// Blocks of `decode.cu` that a multiprocessor of Hopper runs at the same time. Where fewer fit, they run in turn.
+/// Blocks of `decode.cu` that a multiprocessor of Hopper runs at the same time, and of `decode_wgmma.cu`. Where fewer fit, they run in
+/// turn.
 const BLOCKS: usize = 4;
+const BLOCKS_OF_WGMMA: usize = 2;
 /// The minimum number of positions in a split. Smaller splits cost more to combine than they save.
 const FEWEST: usize = 64;
+/// Queries of a warp group.
+const GROUP_QUERIES: usize = 64;
 /// The maximum length of a head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
 
@@ -40,25 +44,19 @@ struct Shape {
     scale: f32,
 }
 
-/// Returns the number of query heads in a block of `decode`: the largest that divides the group.
-fn heads_a_block(group: usize, head_dim: usize) -> usize {
-    let most = if head_dim > 128 { 4 } else { 8 };
-    (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
-}
-
-/// The kernel for the attention of many new positions and, with invariant numerics, of one.
+/// The kernels of attention.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Prefill {
-    /// `prefill.cu`, which computes in `f32`.
+pub(super) enum Variant {
+    /// `prefill.cu` and `decode.cu`, which compute in `f32`.
     Vectors,
-    /// `prefill_mma.cu`, with tensor cores.
+    /// `prefill_mma.cu`, with tensor cores, and `decode.cu`.
     Mma,
-    /// `prefill_wgmma.cu`, with the tensor cores of Hopper.
+    /// `prefill_wgmma.cu` and `decode_wgmma.cu`, with the tensor cores of Hopper.
     Wgmma,
 }
 
-impl Prefill {
-    /// Returns the fastest kernel that supports these arguments.
+impl Variant {
+    /// Returns the fastest kernels that support these arguments.
     pub(super) fn choose(dtype: DType, head_dim: usize, capability: (u32, u32)) -> Self {
         match capability {
             _ if dtype == DType::F32 => Self::Vectors,
@@ -69,7 +67,7 @@ impl Prefill {
         }
     }
 
-    /// Returns the macro that compiles it.
+    /// Returns the macro that compiles them.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Vectors => "VECTORS",
@@ -78,7 +76,7 @@ impl Prefill {
         }
     }
 
-    /// Returns the number of queries in a tile.
+    /// Returns the number of queries in a tile of `prefill`.
     fn queries(self, head_dim: usize) -> usize {
         match self {
             Self::Vectors if head_dim <= 128 => 32,
@@ -95,12 +93,40 @@ impl Prefill {
         }
     }
 
-    /// Returns the bytes of dynamic shared memory.
-    fn shared_bytes(self, head_dim: usize) -> u32 {
+    /// Returns the bytes of dynamic shared memory for tiles of `queries` and `others` of keys and values, each as long as a head.
+    fn shared_bytes(self, queries: usize, others: usize, head_dim: usize) -> u32 {
         match self {
             Self::Vectors | Self::Mma => 0,
-            // A tile of queries, two of keys and two of values, each as long as a head, from a multiple of 1024 on.
-            Self::Wgmma => ((128 + 4 * head_dim) * head_dim * 2 + 1023) as u32,
+            // From a multiple of 1024 on.
+            Self::Wgmma => ((queries + others * head_dim) * head_dim * 2 + 1023) as u32,
+        }
+    }
+
+    /// Returns the number of blocks of `decode` for each split of a group of query heads.
+    fn blocks_of_group(self, group: usize, head_dim: usize) -> usize {
+        match self {
+            // As many heads a block as divide the group.
+            Self::Vectors | Self::Mma => {
+                let most = if head_dim > 128 { 4 } else { 8 };
+                group / (1..=most).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
+            }
+            Self::Wgmma => group.div_ceil(GROUP_QUERIES),
+        }
+    }
+
+    /// Returns the number of splits of the positions for `across` blocks each, enough to keep every multiprocessor busy when the cache is
+    /// full, and the number of partial results of a head.
+    fn splits(self, across: usize, capacity: usize, head_dim: usize, multiprocessors: usize) -> [usize; 2] {
+        match self {
+            Self::Vectors | Self::Mma => {
+                let splits = (BLOCKS * multiprocessors / across).clamp(1, MOST_SPLITS);
+                [splits.min(capacity.div_ceil(FEWEST)).max(1); 2]
+            }
+            // Each tile of keys has a result, whose number is the length of a head.
+            Self::Wgmma => {
+                let (blocks, tiles) = (BLOCKS_OF_WGMMA * multiprocessors, capacity.div_ceil(head_dim).max(1));
+                if 2 * across > blocks { [1, 0] } else { [blocks.div_ceil(across).min(tiles), tiles] }
+            }
         }
     }
 }
@@ -166,8 +192,8 @@ impl Cuda {
         let (dtype, group) = (qkv.dtype(), heads / kv_heads);
         let run = if part.is_single { 1 } else { rows };
         let shape = Shape { rows: to_u32("positions", rows)?, run: run as u32, ..shape };
-        let prefill_by = Prefill::choose(dtype, head_dim, self.gpu.device.info().capability);
-        let source = Source::Attention(dtype, head_dim, group, prefill_by);
+        let variant = Variant::choose(dtype, head_dim, self.gpu.device.info().capability);
+        let source = Source::Attention(dtype, head_dim, group, variant);
         let device = batch.device()?;
         let (slots, rotations) = (2 * size_of::<u32>(), head_dim * size_of::<f32>());
         assert!(device.state.bytes() >= part.rows.end * slots, "a batch has the slots of all its tokens");
@@ -182,45 +208,43 @@ impl Cuda {
             kernel.block(&device.rotations, start * rotations)?.block(&device.state, start * slots)?;
             Ok(kernel)
         };
-        let across = rows * heads / heads_a_block(group, head_dim);
+        let across = rows * kv_heads * variant.blocks_of_group(group, head_dim);
         if part.is_single && across > ARRIVALS {
             return Err(Error::input(format!(
                 "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
             )));
         }
-        // Only the kernel for many positions adds those before in an order that does not depend on their number.
-        if part.is_single && self.numerics == Numerics::Fast {
-            let splits = self.splits(across, cache.capacity());
+        // The order in which `decode.cu` adds positions depends on their number.
+        if part.is_single && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
+            let multiprocessors = self.gpu.device.info().multiprocessors as usize;
+            let [splits, results] = variant.splits(across, cache.capacity(), head_dim, multiprocessors);
             // The block returns to the pool at the end of this function: its next user comes later in the stream.
-            let partial = self.gpu.scratch(rows * heads * splits * (head_dim + 2) * size_of::<f32>())?;
+            let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;
             decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
             decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
+            let shared = variant.shared_bytes(GROUP_QUERIES, 2, head_dim);
             // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of
             // its sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
-            // each head and split in `partial`, and counter blockIdx.y < ARRIVALS. The slots on the device are those that
-            // were checked: see `Batch::update_device`; a block reads them before the previous kernel has ended, as only copies
-            // write them. The counters are used in the order of the stream, and zero after.
-            return unsafe { decode.launch([splits as u32, across as u32], THREADS) };
+            // each of its heads' results in `partial`, if there are several splits, and counter blockIdx.y < ARRIVALS. The slots on the
+            // device are those that were checked: see `Batch::update_device`; a block reads them, and positions of earlier passes, before
+            // the previous kernel has ended: copies of the slots come between, and wait for all kernels. The counters are used in
+            // the order of the stream, and zero after.
+            return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };
         }
         let mut append = begin("append")?;
         append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
         // SAFETY: a block reads the slot and rotations of one row, and one key and value head of the input, and writes them to
         // that slot of the cache, which was checked as above.
         unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
-        let tiles = (run * group).div_ceil(prefill_by.queries(head_dim)) as u32;
+        let tiles = (run * group).div_ceil(variant.queries(head_dim)) as u32;
         let mut prefill = begin("prefill")?;
         prefill.read(&cache.keys)?.read(&cache.values)?.write_from(y, start)?.value(shape);
-        let (threads, shared) = (prefill_by.threads(), prefill_by.shared_bytes(head_dim));
+        let (threads, shared) =
+            (variant.threads(), variant.shared_bytes(variant.queries(head_dim), 4, head_dim));
         let runs = (rows / run) as u32;
         // SAFETY: a block reads rows of one run of the part with their rotations, and keys and values of its sequence up to the last
         // row's position, which the cache has as rows of a run follow each other; it writes its rows and heads of `y`.
         unsafe { prefill.launch_with_shared([tiles, shape.kv_heads * runs], threads, shared) }
-    }
-
-    /// Returns the number of splits of the positions, enough to keep every multiprocessor busy when the cache is full.
-    fn splits(&self, across: usize, capacity: usize) -> usize {
-        let blocks = BLOCKS * self.gpu.device.info().multiprocessors as usize;
-        (blocks / across).clamp(1, MOST_SPLITS).min(capacity.div_ceil(FEWEST)).max(1)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::Kernel;
 
-use super::attention::Prefill;
+use super::attention::Variant;
 use super::gemm::Tiles;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
@@ -24,13 +24,12 @@ const ATTENTION: &str = concat!(
     include_str!("kernels/attention.cu"),
     include_str!("kernels/mma.cu"),
     include_str!("kernels/wgmma.cu"),
-    include_str!("kernels/decode_vectors.cu"),
-    include_str!("kernels/decode_mma.cu"),
     include_str!("kernels/decode.cu"),
     include_str!("kernels/prefill.cu"),
     include_str!("kernels/softmax.cu"),
     include_str!("kernels/prefill_mma.cu"),
     include_str!("kernels/prefill_wgmma.cu"),
+    include_str!("kernels/decode_wgmma.cu"),
 );
 
 /// A source file and the parameters of its compilation.
@@ -42,8 +41,8 @@ pub(super) enum Source {
     Vector(DType, DType, DType),
     /// Products of several rows on the tensor cores of Hopper: the types of the operands and of the product, and its tiles.
     Gemm(DType, DType, Tiles),
-    /// Attention: type, length of a head, query heads per key/value head, and the kernel of prefill.
-    Attention(DType, usize, usize, Prefill),
+    /// Attention: type, length of a head, query heads per key/value head, and the variant.
+    Attention(DType, usize, usize, Variant),
 }
 
 impl Source {
@@ -75,14 +74,14 @@ impl Source {
                 defined.extend([("ELEMENT", element.to_string()), ("RESULT", result.to_string())]);
                 (GEMM, defined)
             }
-            Self::Attention(element, head_dim, group, prefill) => (
+            Self::Attention(element, head_dim, group, variant) => (
                 ATTENTION,
                 vec![
                     ("ELEMENT", element.to_string()),
                     ("WGMMA_N", head_dim.to_string()),
                     ("HEAD_DIM", head_dim.to_string()),
                     ("GROUP", group.to_string()),
-                    (prefill.name(), String::new()),
+                    (variant.name(), String::new()),
                 ],
             ),
         };
@@ -145,9 +144,9 @@ mod tests {
                             .extend([element, DType::F32].map(|result| Source::Gemm(element, result, tiles)));
                     }
                 }
-                for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
-                    let prefill = Prefill::choose(element, head_dim, capability);
-                    sources.push(Source::Attention(element, head_dim, group, prefill));
+                for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (64, 71), (80, 1), (128, 8), (256, 16)] {
+                    let variant = Variant::choose(element, head_dim, capability);
+                    sources.push(Source::Attention(element, head_dim, group, variant));
                 }
             }
             for source in sources {

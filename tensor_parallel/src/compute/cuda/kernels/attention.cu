@@ -58,32 +58,6 @@ extern "C" __global__ void append(
     put(key, key + (u64)shape.kv_heads * HEAD_DIM, rotations + (u64)row * HALF, keys + at, values + at);
 }
 
-// What the files of `decode` share.
-
-#if (defined(MMA) || defined(WGMMA)) && HEAD_DIM % 64 == 0
-#define DECODE_MMA
-#endif
-#define DECODE_THREADS 128
-constexpr int WARPS = DECODE_THREADS / 32;
-// Query heads a block: a larger group takes several blocks, which read the same keys and values through the cache.
-__host__ __device__ constexpr int heads_a_block(int group, int most) {
-    return group % most == 0 ? most : heads_a_block(group, most - 1);
-}
-constexpr int HEADS = heads_a_block(GROUP, HEAD_DIM > 128 ? 4 : 8);
-
-// The query heads of a block. `scale` includes log2 e: the weight of a key is 2^(query · key · scale).
-struct Heads {
-    const ELEMENT* queries;
-    const float2* rotation;
-    float scale;
-};
-
-// What each warp of a block leaves of each head: the greatest score, the sum of weights and the weighted sum of values. The last
-// entry is that of the new position.
-struct WarpPartials {
-    float top[WARPS + 1][HEADS], weight[WARPS + 1][HEADS], sum[WARPS + 1][HEADS][HEAD_DIM];
-};
-
 // The run of rows of a block of `prefill`, whose grid is tiles of queries, and key/value heads of one run after the other.
 struct RunOf {
     const ELEMENT* qkv;

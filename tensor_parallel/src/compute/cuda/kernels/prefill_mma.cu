@@ -1,7 +1,7 @@
 // Attention of many new positions on tensor cores, for 16-bit types and heads of a multiple of 16 elements up to 128.
 // Compiled behind attention.cu, mma.cu and softmax.cu, whose names it uses.
 //
-// Queries and shares are rounded to 16 bits, sums are f32.
+// Queries and weights are rounded to 16 bits, sums are f32.
 
 #ifdef MMA
 
@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
         }
     }
 
-    float sums[HEAD_DIM / 2] = {}, keep[2];
-    u32 shares[TENSOR_KEYS / 16][4];
+    float sums[HEAD_DIM / 2] = {};
+    u32 weights[TENSOR_KEYS / 16][4];
     u32 from = first_seen(shape, position + tile / GROUP + 1) / TENSOR_KEYS * TENSOR_KEYS;
     u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
     const u64 base = base_of(shape, sequence, kv_head);
@@ -87,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
             }
         }
 
-        mine.shares(score, start, keep);
-        mine.round(shares, score);
-        #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++) sums[i] *= keep[i / 2 % 2];
+        Softmax of_tile[2];
+        mine.weigh(score, start, of_tile);
+        mine.round(weights, score);
+        float weighted[HEAD_DIM / 2] = {};
         #pragma unroll
         for (int k = 0; k < TENSOR_KEYS / 16; k++) {
             #pragma unroll
@@ -99,9 +99,10 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
                 u32 b[4];
                 load_transposed(b, &value_tile[k * 16 + lane / 8 % 2 * 8 + lane % 8][n * 16 + lane / 16 * 8]);
                 #pragma unroll
-                for (int h = 0; h < 2; h++) multiply(sums, 2 * n + h, shares[k], b[2 * h], b[2 * h + 1]);
+                for (int h = 0; h < 2; h++) multiply(weighted, 2 * n + h, weights[k], b[2 * h], b[2 * h + 1]);
             }
         }
+        mine.add(sums, weighted, of_tile);
     }
 
     mine.store(sums, out, shape, kv_head, count);

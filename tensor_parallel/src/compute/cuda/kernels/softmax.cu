@@ -5,19 +5,38 @@
 // Less than every score.
 #define LOWEST (-1e30f)
 
-// A lane's parts of two queries, eight apart, and the online softmax of their scores. Of four elements of a tile, the first two are
-// of the first query, at `column` and behind it, the others of the second.
+// The greatest score of a query in some tiles, and the sum of the weights 2^((score - top) × scale).
+struct Softmax {
+    float top = LOWEST, weight = 0.0f;
+
+    // Adds the next tile. Weighted sums of values become sum × keep + next sum × share.
+    __device__ __forceinline__ void add(const Softmax& next, float scale, float& keep, float& share) {
+        const float high = fmaxf(top, next.top);
+        // Exactly 1 where the greatest stays: a tile in which a query sees nothing changes nothing.
+        keep = power_of_2((top - high) * scale);
+        share = power_of_2((next.top - high) * scale);
+        top = high;
+        weight = __fmaf_rn(next.weight, share, __fmul_rn(weight, keep));
+    }
+    static __device__ __forceinline__ float add_values(float sum, float keep, float next, float share) {
+        return __fmaf_rn(next, share, __fmul_rn(sum, keep));
+    }
+};
+
+// A lane's parts of two queries, eight apart, and the softmax of their scores: each tile has one of its own, and tiles are added in
+// ascending order. Of four elements of a tile, the first two are of the first query, at `column` and behind it, the others of the second.
 struct Queries {
     u32 index[2], seen_to[2], seen_from[2];
     // What every query of the warp sees.
     u32 all_from, all_to;
     // Scores are multiplied by `scale`, then powers of 2.
-    float scale, top[2], weight[2];
+    float scale;
     int column;
+    Softmax all[2];
 
     // The 16 queries from `first` on, of `count`, from `position` on.
     __device__ __forceinline__ Queries(const Shape& shape, u32 first, u32 count, u32 position)
-        : scale(shape.scale * LOG2_E), top{LOWEST, LOWEST}, weight{}, column(threadIdx.x % 4 * 2) {
+        : scale(shape.scale * LOG2_E), column(threadIdx.x % 4 * 2) {
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             index[r] = first + threadIdx.x % 32 / 4 + 8 * r;
@@ -27,8 +46,8 @@ struct Queries {
         all_from = first_seen(shape, position + min(first + 15, count - 1) / GROUP + 1);
         all_to = position + min(first, count - 1) / GROUP + 1;
     }
-    // Turns the scores of the positions from `start` on into shares of the greatest. Sums before are multiplied by `keep`.
-    template <int COUNT> __device__ __forceinline__ void shares(float (&score)[COUNT], u32 start, float (&keep)[2]) {
+    // Turns the scores of the positions from `start` on into weights.
+    template <int COUNT> __device__ __forceinline__ void weigh(float (&score)[COUNT], u32 start, Softmax (&tile)[2]) const {
         if (start < all_from || start + COUNT * 2 > all_to) {
             #pragma unroll
             for (int i = 0; i < COUNT; i++) {
@@ -36,44 +55,51 @@ struct Queries {
                 if (at < seen_from[i / 2 % 2] || at >= seen_to[i / 2 % 2]) score[i] = UNSEEN;
             }
         }
-        float high[2] = {top[0], top[1]}, least[2];
+        float high[2] = {LOWEST, LOWEST}, weight[2] = {}, least[2];
         #pragma unroll
         for (int i = 0; i < COUNT; i++) high[i / 2 % 2] = fmaxf(high[i / 2 % 2], score[i]);
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 1));
             high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffff, high[r], 2));
-            // Where nothing has been seen yet, all shares are zero.
+            // Where nothing is seen, all weights are zero.
             least[r] = high[r] == LOWEST ? 0.0f : -high[r] * scale;
-            // Exactly 1 where the greatest stays: a tile in which a query sees nothing changes nothing.
-            keep[r] = power_of_2((top[r] - high[r]) * scale);
-            top[r] = high[r];
-            weight[r] *= keep[r];
         }
-        // A lane's own share of the sum of weights; the lanes of a query are added at the end.
         #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            score[i] = power_of_2(score[i] * scale + least[i / 2 % 2]);
+            score[i] = power_of_2(__fmaf_rn(score[i], scale, least[i / 2 % 2]));
             weight[i / 2 % 2] += score[i];
         }
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            weight[r] += __shfl_xor_sync(0xffffffff, weight[r], 1);
+            weight[r] += __shfl_xor_sync(0xffffffff, weight[r], 2);
+            tile[r].top = high[r];
+            tile[r].weight = weight[r];
+        }
     }
-    // The shares of two tiles of 8 positions lie as the next product wants its first operand.
-    template <int COUNT> static __device__ __forceinline__ void round(u32 (&rounded)[COUNT / 8][4], const float (&shares)[COUNT]) {
+    // Adds the weighted values of a tile to the sums of those before.
+    __device__ __forceinline__ void add(float (&sums)[HEAD_DIM / 2], const float (&values)[HEAD_DIM / 2], const Softmax (&tile)[2]) {
+        float keep[2], share[2];
+        #pragma unroll
+        for (int r = 0; r < 2; r++) all[r].add(tile[r], scale, keep[r], share[r]);
+        #pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) sums[i] = Softmax::add_values(sums[i], keep[i / 2 % 2], values[i], share[i / 2 % 2]);
+    }
+    // The weights of two tiles of 8 positions lie as the next product wants its first operand.
+    template <int COUNT> static __device__ __forceinline__ void round(u32 (&rounded)[COUNT / 8][4], const float (&weights)[COUNT]) {
         #pragma unroll
         for (int k = 0; k < COUNT / 8; k++) {
             #pragma unroll
-            for (int i = 0; i < 4; i++) rounded[k][i] = rounded_pair(shares[8 * k + 2 * i], shares[8 * k + 2 * i + 1]);
+            for (int i = 0; i < 4; i++) rounded[k][i] = rounded_pair(weights[8 * k + 2 * i], weights[8 * k + 2 * i + 1]);
         }
     }
     // Writes the sums of the queries, divided by their weights.
     __device__ __forceinline__ void store(const float (&sums)[HEAD_DIM / 2], ELEMENT* out, const Shape& shape, u32 kv_head, u32 count) const {
         #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float all = weight[r];
-            all += __shfl_xor_sync(0xffffffff, all, 1);
-            all += __shfl_xor_sync(0xffffffff, all, 2);
             if (index[r] >= count) continue;
-            const float share = 1.0f / all;
+            const float share = 1.0f / all[r].weight;
             const u32 row = index[r] / GROUP, head = kv_head * GROUP + index[r] % GROUP;
             ELEMENT* result = out + ((u64)row * GROUP * shape.kv_heads + head) * HEAD_DIM;
             #pragma unroll

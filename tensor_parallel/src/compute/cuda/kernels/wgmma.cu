@@ -34,13 +34,13 @@
 #define SUMS_TEXT TEXT32
 #define OPERANDS_TEXT "%32, %33"
 #define ACCUMULATES_TEXT "%34"
-#define REGISTERS_TEXT "{%32, %33, %34, %35}, %36"
+#define REGISTERS_TEXT "{%32, %33, %34, %35}, %36, %37, 1, 1, 1;"
 #elif WGMMA_N == 128
 #define SUMS(x) SUMS32(x, 0), SUMS32(x, 32)
 #define SUMS_TEXT TEXT64
 #define OPERANDS_TEXT "%64, %65"
 #define ACCUMULATES_TEXT "%66"
-#define REGISTERS_TEXT "{%64, %65, %66, %67}, %68"
+#define REGISTERS_TEXT "{%64, %65, %66, %67}, %68, %69, 1, 1, 1;"
 #else
 #error "WGMMA_N is 8, 16, 32, 64 or 128"
 #endif
