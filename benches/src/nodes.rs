@@ -11,7 +11,7 @@ pub const MATRIX_VECTOR: &str = "matrix_vector";
 const GEMM: &str = "gemm";
 /// Parts of the names of the library's kernels, several of which may compute one product.
 const LIBRARY: [&str; 5] = ["gemm", "gemv", "nvjet", "splitK", "cublas"];
-/// The kernels of the attention of a pass: the second one with invariant numerics.
+/// The kernels of the attention of a pass. The second one takes single tokens where only it keeps the bits of invariant numerics.
 const ATTENTION: [&str; 2] = ["decode", "prefill"];
 /// The maximum length of a printed name.
 const NAME: usize = 36;

@@ -218,7 +218,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
     /// Normalises queries and keys if the call has norms, rotates them, appends keys and values to the cache, and attends. Each row of
-    /// `qkv` is the query heads, the key heads, then the value heads; each row of the result is the query heads.
+    /// `qkv` is the query heads, the key heads, then the value heads; each row of the result is the query heads. The batch must have been
+    /// created or updated after the call that appended the positions before: a GPU may read them early.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
     /// Copies columns of `x`.

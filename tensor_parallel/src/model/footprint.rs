@@ -23,8 +23,8 @@ pub struct Footprint {
     pub kv_cache: u64,
     /// Additional memory for computation: the workspace of cuBLASLt, counters, and the tensors of a pass that are alive at the
     /// same time, in the blocks of the pool that hold them. It includes one pass of a prompt of all positions and one of a token
-    /// for each sequence, because a CUDA graph keeps its memory. Partial results of attention and of products, a few MB that depend
-    /// on the GPU, are left out, and so are the f32 sums of prompts with invariant numerics, tens of MB.
+    /// for each sequence, because a CUDA graph keeps its memory. Partial results of products and
+    /// attention are left out: a few MB, and at most 7 % of the keys and values of one layer for each number of sequences.
     pub workspace: u64,
     /// Bytes read by a decode step of all sequences when all positions are in use: all weights, except the rows of an embedding
     /// that is not also the head, and the keys and values within the windows.

@@ -89,38 +89,51 @@ fn attention_with_invariant_numerics_has_the_same_bits_however_a_prompt_is_cut()
     }
 }
 
-/// Blocks divide the positions of few sequences among them, and of more sequences they take several tiles or all.
+/// Blocks share the positions of a sequence if there are few sequences. If there are many, a block takes all positions.
 #[test]
 #[ignore = "needs a GPU"]
 fn attention_of_a_token_with_invariant_numerics_has_the_same_bits_in_every_batch() {
     const POSITIONS: usize = 400;
     let cuda = cuda_with(Numerics::Invariant);
     for dtype in [DType::BF16, DType::F16] {
-        for (heads, kv_heads, head_dim) in [(8, 2, 128), (71, 1, 64), (4, 2, 16)] {
+        for (heads, kv_heads, head_dim) in [(8, 2, 128), (71, 1, 64), (71, 1, 128), (4, 2, 16)] {
             let (width, rotary) = ((heads + 2 * kv_heads) * head_dim, Rotary::new(head_dim, 1e4));
             let prompt = noise(&[POSITIONS, width], 6, dtype).values().unwrap().into_owned();
-            let attend = |rows: Vec<f32>, slots: &SlotMapping, cache: &mut LayerCache| -> Vec<f32> {
+            let attend = |rows: Vec<f32>, slots: &SlotMapping, window, cache: &mut LayerCache| -> Vec<f32> {
                 let count = rows.len() / width;
                 let qkv = cuda.upload(Tensor::new(&[count, width], rows, dtype).unwrap()).unwrap();
                 let batch = cuda.batch(&vec![0; count], slots, &rotary).unwrap();
-                let call =
-                    AttentionCall { heads, kv_heads, head_dim, batch: &batch, window: None, norms: None };
+                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
                 cuda.attention(qkv, &call, cache).unwrap().values().unwrap().into_owned()
             };
-            let mut first = None;
-            for sequences in [1, 60, 150] {
-                let shape = [sequences, kv_heads, POSITIONS, head_dim];
-                let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
-                let (before, last) = prompt.split_at((POSITIONS - 1) * width);
-                for sequence in 0..sequences {
-                    let run = Run { sequence, position: 0, tokens: POSITIONS - 1 };
-                    attend(before.to_vec(), &SlotMapping { single: vec![], runs: vec![run] }, &mut cache);
-                }
-                let single = (0..sequences).map(|sequence| (sequence, POSITIONS - 1)).collect();
-                let rows = attend(last.repeat(sequences), &SlotMapping { single, runs: vec![] }, &mut cache);
-                let first = first.get_or_insert_with(|| rows[..heads * head_dim].to_vec());
-                for (sequence, row) in rows.chunks(heads * head_dim).enumerate() {
-                    assert!(row == first, "{heads} of {head_dim}, {dtype}, {sequence} of {sequences}");
+            for (window, mut first) in [(None, None), (Some(100), None)] {
+                for sequences in [1, 60, 150] {
+                    let shape = [sequences, kv_heads, POSITIONS, head_dim];
+                    let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
+                    let (before, last) = prompt.split_at((POSITIONS - 1) * width);
+                    for sequence in 0..sequences {
+                        let run = Run { sequence, position: 0, tokens: POSITIONS - 1 };
+                        attend(
+                            before.to_vec(),
+                            &SlotMapping { single: vec![], runs: vec![run] },
+                            window,
+                            &mut cache,
+                        );
+                    }
+                    let single = (0..sequences).map(|sequence| (sequence, POSITIONS - 1)).collect();
+                    let rows = attend(
+                        last.repeat(sequences),
+                        &SlotMapping { single, runs: vec![] },
+                        window,
+                        &mut cache,
+                    );
+                    let first = first.get_or_insert_with(|| rows[..heads * head_dim].to_vec());
+                    for (sequence, row) in rows.chunks(heads * head_dim).enumerate() {
+                        assert!(
+                            row == first,
+                            "{heads} of {head_dim}, {dtype}, {window:?}, {sequence} of {sequences}"
+                        );
+                    }
                 }
             }
         }

@@ -205,7 +205,15 @@ fn a_result_is_rounded_once_on_a_gpu_too() {
 fn gated_products_are_those_of_the_processor() {
     let (cuda, host) = (cuda(), Host::new(1));
     for dtype in TYPES {
-        for (rows, k, n) in [(1, 4096, 512), (1, 14_336, 6), (1, 7, 2), (1, 1000, 34), (3, 64, 10)] {
+        for (rows, k, n) in [
+            (1, 4096, 512),
+            (1, 14_336, 6),
+            (1, 7, 2),
+            (1, 1000, 34),
+            (3, 64, 10),
+            (8, 4096, 512),
+            (32, 2048, 600),
+        ] {
             let what = format!("{dtype} {rows} x {k} x {n}");
             let (x, gpu_x) = both(&cuda, || noise(&[rows, k], 1, dtype));
             let (weight, gpu_weight) = both(&cuda, || noise(&[n, k], 2, dtype));

@@ -47,10 +47,14 @@ pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usiz
     let buffer = || DeviceBuffer::new(device, DType::U8, bytes);
     let memory = buffer().and_then(|input| Ok((input, buffer()?)));
     let memory = memory.map_err(|error| error.to_string())?;
-    for dtype in PEER_TYPES {
-        for entry in Entry::ALL {
+    // Terms of invariant numerics are f32, next to a residual of another type.
+    let suit = |entry: Entry, dtype, residual| dtype == residual || entry.has_norm() && dtype == DType::F32;
+    let types = PEER_TYPES.into_iter().flat_map(|dtype| PEER_TYPES.map(|residual| (dtype, residual)));
+    for (dtype, residual_type) in types {
+        for entry in Entry::ALL.into_iter().filter(|entry| suit(*entry, dtype, residual_type)) {
             for size in SIZES.into_iter().filter(|size| size.suits(entry, has_clusters)) {
-                let trial = Trial { kernels, device, memory: &memory, position, ranks, dtype, size };
+                let memory = &memory;
+                let trial = Trial { kernels, device, memory, position, ranks, dtype, residual_type, size };
                 let wrong = trial.run(entry).map_err(|error| error.to_string())?;
                 let (name, path, count) = (entry.name(), entry.path(), size.count);
                 if kernels.gave_up() {
@@ -65,7 +69,7 @@ pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usiz
     Ok(())
 }
 
-/// One kernel with one type.
+/// One kernel with one type, and another one or the same for the residual and the normalised rows.
 struct Trial<'a> {
     kernels: &'a Kernels,
     device: &'a Device,
@@ -73,6 +77,7 @@ struct Trial<'a> {
     position: usize,
     ranks: usize,
     dtype: DType,
+    residual_type: DType,
     size: Size,
 }
 
@@ -93,17 +98,19 @@ impl Trial<'_> {
         let off = (offset * size) as u64;
         let (input, output) = (self.memory.0.address() + off, self.memory.1.address() + off);
         let chunks = if entry == Entry::ReduceScatter { n } else { 1 };
-        let mut values: Vec<f32> = (0..chunks * count).map(|i| operand(me, i)).collect();
-        let at = |elements: usize| input + (elements * size) as u64;
+        let values =
+            |rank: usize, count: usize| -> Vec<f32> { (0..count).map(|i| operand(rank, i)).collect() };
+        // The array, the residual and the weights.
+        let mut bytes = encode(self.dtype, &values(me, chunks * count));
+        let residual_at = input + bytes.len() as u64;
+        bytes.extend(encode(self.residual_type, &values(1, count)));
         let norm = entry.has_norm().then_some(Norm {
-            residual: at(count),
-            weight: at(2 * count),
+            residual: residual_at,
+            weight: input + bytes.len() as u64,
             columns: columns as u32,
             epsilon: EPSILON,
-            narrow: self.dtype as u64,
+            narrow: self.residual_type as u64,
         });
-        values.extend((0..count).map(|i| operand(1, i)));
-        let mut bytes = encode(self.dtype, &values);
         bytes.extend((0..columns).flat_map(|i| weight(i).to_ne_bytes()));
         let stream = self.device.stream();
         // SAFETY: all of it fits the buffers, which live until the stream is drained; all ranks make the same launches.
@@ -116,11 +123,11 @@ impl Trial<'_> {
         }
         stream.drain()?;
         let read = |from, elements: usize| -> Result<Vec<f32>, DeviceError> {
-            let mut bytes = vec![0u8; elements * size];
+            let mut bytes = vec![0u8; elements * self.residual_type.size()];
             // SAFETY: within the buffers; drained before the bytes are looked at.
             unsafe { stream.copy_to_host(&mut bytes, from) }?;
             stream.drain()?;
-            Ok(decode(self.dtype, &bytes))
+            Ok(decode(self.residual_type, &bytes))
         };
         let sum = |i: usize| (0..n).map(|rank| operand(rank, i)).sum::<f32>();
         let got = read(output, if entry == Entry::AllGather { n * count } else { count })?;
@@ -137,7 +144,7 @@ impl Trial<'_> {
                     let scale = (squares / columns as f32 + EPSILON).sqrt();
                     row.iter_mut().enumerate().for_each(|(i, x)| *x = *x / scale * weight(i));
                 }
-                differs(&read(at(count), count)?, residual).or_else(|| {
+                differs(&read(residual_at, count)?, residual).or_else(|| {
                     let is_near = |(got, want): (&f32, &f32)| (got - want).abs() <= 0.01 * want.abs();
                     let far = got.iter().zip(&wanted).position(|pair| !is_near(pair))?;
                     Some(format!("element {far} is {}, not {}", got[far], wanted[far]))

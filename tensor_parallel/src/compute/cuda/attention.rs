@@ -1,5 +1,6 @@
 //! Attention on a GPU. `attention.cu` has what all kernels share, and `append`. Many new positions take one of `prefill.cu`,
-//! `prefill_mma.cu` and `prefill_wgmma.cu`; one takes `decode.cu` or `decode_wgmma.cu`.
+//! `prefill_mma.cu` and `prefill_wgmma.cu`; one takes `decode.cu` or `decode_wgmma.cu`. With invariant numerics and no
+//! `decode_wgmma.cu`, one position is a prompt of one row.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -20,15 +21,16 @@ pub(super) const ARRIVALS: usize = MOST_BLOCKS_Y as usize;
 
 /// Threads of a block of `decode`.
 const THREADS: u32 = 128;
+/// The maximum number of splits of `decode.cu`.
 const MOST_SPLITS: usize = 64;
-/// Blocks of `decode.cu` that a multiprocessor of Hopper runs at the same time, and of `decode_wgmma.cu`. Where fewer fit, they run in
-/// turn.
+/// Blocks of `decode.cu` that a multiprocessor of Hopper runs at the same time. Where fewer fit, they run in turn.
 const BLOCKS: usize = 4;
+/// The same for `decode_wgmma.cu`.
 const BLOCKS_OF_WGMMA: usize = 2;
-/// The minimum number of positions in a split. Smaller splits cost more to combine than they save.
+/// The minimum number of positions in a split of `decode.cu`. Smaller splits cost more to combine than they save.
 const FEWEST: usize = 64;
 /// Queries of a warp group.
-const GROUP_QUERIES: usize = 64;
+const WARP_GROUP_QUERIES: usize = 64;
 /// The maximum length of a head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
 
@@ -86,6 +88,7 @@ impl Variant {
         }
     }
 
+    /// Returns the number of threads of a block of `prefill`.
     fn threads(self) -> u32 {
         match self {
             Self::Vectors | Self::Mma => 128,
@@ -93,12 +96,12 @@ impl Variant {
         }
     }
 
-    /// Returns the bytes of dynamic shared memory for tiles of `queries` and `others` of keys and values, each as long as a head.
-    fn shared_bytes(self, queries: usize, others: usize, head_dim: usize) -> u32 {
+    /// Returns the bytes of dynamic shared memory for this number of queries and of tiles of keys and values.
+    fn shared_bytes(self, queries: usize, tiles: usize, head_dim: usize) -> u32 {
         match self {
             Self::Vectors | Self::Mma => 0,
-            // From a multiple of 1024 on.
-            Self::Wgmma => ((queries + others * head_dim) * head_dim * 2 + 1023) as u32,
+            // A tile has as many keys or values as a head has elements. The first one is at a multiple of 1024.
+            Self::Wgmma => ((queries + tiles * head_dim) * head_dim * 2 + 1023) as u32,
         }
     }
 
@@ -110,22 +113,23 @@ impl Variant {
                 let most = if head_dim > 128 { 4 } else { 8 };
                 group / (1..=most).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
             }
-            Self::Wgmma => group.div_ceil(GROUP_QUERIES),
+            Self::Wgmma => group.div_ceil(WARP_GROUP_QUERIES),
         }
     }
 
-    /// Returns the number of splits of the positions for `across` blocks each, enough to keep every multiprocessor busy when the cache is
-    /// full, and the number of partial results of a head.
+    /// Returns the number of splits of the positions, enough for every multiprocessor when the cache is full, and the number of partial
+    /// results of a head. A split has `across` blocks.
     fn splits(self, across: usize, capacity: usize, head_dim: usize, multiprocessors: usize) -> [usize; 2] {
         match self {
             Self::Vectors | Self::Mma => {
                 let splits = (BLOCKS * multiprocessors / across).clamp(1, MOST_SPLITS);
                 [splits.min(capacity.div_ceil(FEWEST)).max(1); 2]
             }
-            // Each tile of keys has a result, whose number is the length of a head.
+            // Each tile leaves a result.
             Self::Wgmma => {
-                let (blocks, tiles) = (BLOCKS_OF_WGMMA * multiprocessors, capacity.div_ceil(head_dim).max(1));
-                if 2 * across > blocks { [1, 0] } else { [blocks.div_ceil(across).min(tiles), tiles] }
+                let tiles = capacity.div_ceil(head_dim).max(1);
+                let splits = (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, tiles);
+                [splits, if splits == 1 { 0 } else { tiles }]
             }
         }
     }
@@ -223,13 +227,12 @@ impl Cuda {
             let mut decode = begin("decode")?;
             decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
             decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
-            let shared = variant.shared_bytes(GROUP_QUERIES, 2, head_dim);
+            let shared = variant.shared_bytes(WARP_GROUP_QUERIES, 2, head_dim);
             // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of
-            // its sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
-            // each of its heads' results in `partial`, if there are several splits, and counter blockIdx.y < ARRIVALS. The slots on the
-            // device are those that were checked: see `Batch::update_device`; a block reads them, and positions of earlier passes, before
-            // the previous kernel has ended: copies of the slots come between, and wait for all kernels. The counters are used in
-            // the order of the stream, and zero after.
+            // its sequence up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <
+            // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
+            // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before the
+            // previous kernel has ended, as only copies write them. The counters are used in the order of the stream, and zero after.
             return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };
         }
         let mut append = begin("append")?;

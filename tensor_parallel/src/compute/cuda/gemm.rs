@@ -26,7 +26,7 @@ const HALF_SHARED: u32 = 112_640;
 /// The times of a round of half and of large tiles, in one unit: a large tile has twice the work, and reads fewer operands for it.
 const HALF_ROUND: usize = 21;
 const LARGE_ROUND: usize = 40;
-/// The maximum number of rows for small tiles, however many there are.
+/// The maximum number of rows that always take small tiles.
 const FEW_ROWS: usize = 64;
 /// The minimum number of elements in a leaf of a sum that is divided for speed.
 const SHORTEST_LEAF: usize = 512;
@@ -52,7 +52,9 @@ impl Tiles {
     fn choose([m, outputs, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
         let halves = Self::halves(leaves, is_gated);
-        if m > FEW_ROWS && leaves.is_power_of_two() && 4 * halves.parts(m, outputs) >= 3 * fill {
+        // Tiles that blocks share cost more than a quarter of the multiprocessors without a tile.
+        let is_enough = 4 * halves.parts(m, outputs) >= 3 * fill;
+        if m > FEW_ROWS && leaves.is_power_of_two() && is_enough {
             let large = Self { each: 2, ..halves };
             let rounds = |tiles: Self| tiles.parts(m, outputs).div_ceil(fill);
             let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
@@ -61,8 +63,12 @@ impl Tiles {
         let tokens = m.next_power_of_two().clamp(8, 128) as u32;
         let each = if is_gated { 2 } else { 1 };
         let small = Self { tokens, groups: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
-        // Sums that wait are in registers, of which two blocks share those of a multiprocessor.
-        let most = if tokens <= 64 { 8 } else { 2 };
+        // Sums that wait are in registers. Two blocks share those of a multiprocessor.
+        let most = match tokens * small.each {
+            ..=64 => 8,
+            65..=128 => 2,
+            _ => 1,
+        };
         let each = |each: &u32| leaves.is_multiple_of(*each as usize) && *each <= most;
         let tiles = [8, 4, 2, 1].into_iter().filter(each).map(|each| Self {
             leaves: each,
@@ -72,7 +78,7 @@ impl Tiles {
         tiles.clone().find(|tiles| tiles.parts(m, outputs) >= fill).unwrap_or(small)
     }
 
-    /// Returns tiles half as large as the largest, in whose blocks there is room for sums of leaves.
+    /// Returns tiles half as large as the largest. Their blocks have room for sums of leaves.
     fn halves(leaves: usize, is_gated: bool) -> Self {
         Self { tokens: 128, groups: 2, each: 1, leaves: leaves as u32, blocks: 1, is_gated }
     }
@@ -154,7 +160,9 @@ impl Tiles {
                 for leaves in 1..=LEAVES {
                     all.insert(Self::choose([m, outputs, leaves], false, 132));
                 }
-                all.insert(Self::choose([m, outputs, 1], true, 132));
+                for leaves in [1, 2, 4, 8] {
+                    all.insert(Self::choose([m, outputs, leaves], true, 132));
+                }
             }
         }
         all
@@ -235,7 +243,7 @@ impl Kernels {
         let parts = tiles.parts(m, outputs);
         if tiles.blocks > 1 && parts / tiles.blocks as usize > ARRIVALS {
             return Err(Error::input(format!(
-                "a product of {outputs} outputs has more than {ARRIVALS} tiles that blocks share; divide the weight"
+                "a product of {m} rows and {outputs} outputs has more than {ARRIVALS} tiles that blocks share; pass fewer rows"
             )));
         }
         let blocks = if tiles.is_persistent() { parts.min(multiprocessors as usize) } else { parts };
@@ -270,7 +278,7 @@ mod tests {
     fn the_tiles_that_are_compiled_in_tests_are_of_every_kind() {
         let all = Tiles::all();
         assert!(
-            [1, 2, 4, 8].iter().all(|n| all.iter().any(|tiles| tiles.tokens == 128 && tiles.leaves == *n))
+            [1, 2, 4, 8].iter().all(|n| all.iter().any(|tiles| tiles.is_persistent() && tiles.leaves == *n))
         );
         assert!(all.iter().any(|tiles| tiles.is_persistent() && tiles.each == 2));
         assert!(all.iter().any(|tiles| tiles.leaves == 8) && all.iter().any(|tiles| tiles.blocks == 8));
@@ -281,7 +289,6 @@ mod tests {
         fn tiles_fit_a_multiprocessor_and_have_every_leaf(
             m in 1usize..5000, outputs in 1usize..40_000, leaves in 1usize..=LEAVES, is_gated in any::<bool>(),
         ) {
-            let leaves = if is_gated { 1 } else { leaves };
             let tiles = Tiles::choose([m, outputs, leaves], is_gated, 132);
             prop_assert_eq!((tiles.leaves * tiles.blocks) as usize, leaves);
             prop_assert!(tiles.leaves.is_power_of_two() && tiles.stages() >= 2);

@@ -80,12 +80,11 @@ impl Cuda {
         if m == 0 || k == 0 || n == 0 {
             return self.zeros(&[m, n], out);
         }
+        let mut y = self.scratch(&[m, n], out)?;
         if self.has_gemm(x, weight, leaves) {
-            let mut y = self.scratch(&[m, n], out)?;
             self.kernels.gemm(x, weight, None, (leaves, false), &mut y, &self.arrivals)?;
             return Ok(y);
         }
-        let mut y = self.scratch(&[m, n], out)?;
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
             let rows = first..m.min(first + ROWS_OF_LEAVES);
             let mut terms = self.scratch(&[leaves * rows.len(), n], DType::F32)?;

@@ -25,10 +25,12 @@ __device__ __forceinline__ u32 first_seen(const Shape& shape, u32 seen_to) {
     return shape.window != 0 && seen_to > shape.window ? seen_to - shape.window : 0;
 }
 
+// An element after rotation by (sine, cosine): `other` is its pair, negative for the first half. All kernels round alike.
+__device__ __forceinline__ float turned(float element, float other, float2 by) { return __fmaf_rn(element, by.y, __fmul_rn(other, by.x)); }
 // Element `at` of a head after rotation: it is paired with the element half a head away.
 __device__ __forceinline__ float rotated(const ELEMENT* head, const float2* rotation, int at) {
-    if (at < HALF) return widen(head[at]) * rotation[at].y - widen(head[at + HALF]) * rotation[at].x;
-    return widen(head[at]) * rotation[at - HALF].y + widen(head[at - HALF]) * rotation[at - HALF].x;
+    const float2 by = rotation[at % HALF];
+    return at < HALF ? turned(widen(head[at]), -widen(head[at + HALF]), by) : turned(widen(head[at]), widen(head[at - HALF]), by);
 }
 
 // Where a sequence's keys or values of one head begin in the cache.

@@ -5,12 +5,12 @@
 
 #define DECODE_THREADS 128
 // Blocks that share the query heads of a group.
-constexpr u32 PARTS_OF_GROUP = ceil_div(GROUP, GROUP_QUERIES);
+constexpr u32 PARTS_OF_GROUP = ceil_div(GROUP, WARP_GROUP_QUERIES);
 
-// Grid: splits of the tiles of keys; parts of groups of query heads, of one row after the other. A block takes every gridDim.x-th tile.
-// The block that has the last tile puts the new key and value into the cache. Where there are several splits, each tile leaves its
-// weighted values and softmax in `partial`, and the last block of a row to finish adds them in ascending order. `arrivals` is zero before
-// and after.
+// Split-KV, as in flash decoding. Grid: splits of the tiles of keys; parts of groups of query heads, of one row after the other. A block
+// takes every gridDim.x-th tile. Blocks with the last tile put the new key and value into the cache. If there are several splits, each
+// tile leaves its weighted values and its softmax in `partial`. The last block of a part to finish adds them in ascending order.
+// `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
@@ -20,14 +20,14 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const u32 key_tile = queries + COLUMNS * QUERY_BYTES, value_tile = key_tile + TILE_BYTES;
     // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.
     const u32 across = shape.kv_heads * PARTS_OF_GROUP, row = blockIdx.y / across, kv_head = blockIdx.y % across / PARTS_OF_GROUP;
-    const u32 first_head = blockIdx.y % PARTS_OF_GROUP * GROUP_QUERIES, position = batch[row];
+    const u32 first_head = blockIdx.y % PARTS_OF_GROUP * WARP_GROUP_QUERIES, position = batch[row];
     const u32 first = first_seen(shape, position + 1) / WGMMA_KEYS, tiles = position / WGMMA_KEYS + 1 - first;
     // There is at least one tile, whose block waits, so this kernel does not end before the previous one.
     if (blockIdx.x >= tiles) return;
     const u64 base = base_of(shape, batch[shape.rows + row], kv_head);
     const ELEMENT *key = keys + base, *value = values + base;
     auto start_of = [&](u32 tile) { return (first + tile) * WGMMA_KEYS; };
-    // The positions before are of earlier passes.
+    // Read before the wait: earlier passes have written these positions, and a copy of `batch` came after them.
     load_tile<DECODE_THREADS>(key_tile, key, start_of(blockIdx.x), position);
     end_loads();
     load_tile<DECODE_THREADS>(value_tile, value, start_of(blockIdx.x), position);
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     Queries mine(shape, first_head + warp * 16, GROUP, position);
     const bool is_alone = gridDim.x == 1 || tiles == 1;
     const u64 at = (u64)row * shape.kv_heads + kv_head, most = ceil_div(shape.capacity, WGMMA_KEYS);
-    // Of each tile and head the weighted values; behind these the softmax.
+    // The weighted values of each tile and head, then the softmax of each.
     float* const left = partial + at * most * GROUP * HEAD_DIM;
     Softmax* const left_softmax = (Softmax*)(partial + (u64)shape.rows * shape.kv_heads * most * GROUP * HEAD_DIM) + at * most * GROUP;
     Tile sums = {}, weighted, score;
@@ -119,12 +119,12 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     __syncthreads();
     if (!last) return;
     __threadfence();
-    const u32 end = min(first_head + GROUP_QUERIES, GROUP);
+    const u32 end = min(first_head + WARP_GROUP_QUERIES, GROUP);
     for (u32 i = first_head * HEAD_DIM + threadIdx.x * 4; i < end * HEAD_DIM; i += DECODE_THREADS * 4) {
         const u32 head = i / HEAD_DIM;
         Softmax all;
         float sums[4] = {};
-        constexpr u32 IN_FLIGHT = 8;
+        constexpr u32 IN_FLIGHT = 16;
         for (u32 from = 0; from < tiles; from += IN_FLIGHT) {
             float4 values[IN_FLIGHT];
             float2 softmax[IN_FLIGHT];

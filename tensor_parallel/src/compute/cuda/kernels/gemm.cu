@@ -13,19 +13,21 @@
 constexpr int DEPTH = 64;
 constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = TOKENS * DEPTH * 2;
 constexpr u32 STAGE_BYTES = GROUPS * TILES * W_BYTES + X_BYTES;
-// A block of two warp groups has a multiprocessor to itself, and takes one part after the other. Its producer is of a warp group of its
-// own, which gives its registers to the others.
+// A block with two warp groups of consumers has a multiprocessor to itself, and takes one part after the other. Its producer is in a third
+// warp group, which gives its registers to the consumers.
 constexpr bool PERSISTENT = GROUPS > 1;
 constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (PERSISTENT ? 128 : 32);
-// Levels of the tree of a block, at least one for the compiler. Sums of leaves wait for their neighbours in registers, those of the
-// levels that have no room there in shared memory.
+// Levels of the tree of a block, at least one for the compiler. Sums of the lower levels wait for their neighbours in registers, the
+// others in shared memory.
 constexpr int TREE = LEAVES == 8 ? 3 : LEAVES == 4 ? 2 : 1, IN_REGISTERS = least(TREE, TOKENS * TILES <= 64 ? 3 : 2);
 static_assert(LEAVES == 1 || TOKENS * TILES <= 128, "two levels have room in registers");
+static_assert(BLOCKS == 1 || !PERSISTENT, "a block that shares a tile has one part");
+// Vectors of four sums of a thread, and the bytes of those of a block.
 constexpr u32 VECTORS = TILES * TOKENS / 8, WAITING_BYTES = TREE > IN_REGISTERS ? VECTORS * CONSUMERS * 16 : 0;
-// Rows of the weights and of the result a tile.
+// Rows of the weights and outputs of a tile.
 constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
 // Sums on their way from registers to the result, [AT_ONCE, ROWS]: rows are longer by 16 bytes, so that they lie in different banks.
-// Where no other part follows they take the place of the stages.
+// A block that has one part puts them in the place of the stages.
 constexpr int AT_ONCE = PERSISTENT ? 16 : TOKENS, PITCH = ROWS + 4;
 // Tiles of tokens whose blocks follow each other: their operands stay in the L2 cache.
 constexpr u32 BAND = 16;
@@ -159,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
         Tile sums[TILES], waiting[IN_REGISTERS][TILES];
         for (u32 leaf = 0; leaf < LEAVES; leaf++) {
             if constexpr (WAITING_BYTES > 0) {
-                // Otherwise the compiler waits for each product.
+                // Without these zeros the compiler waits for each product.
                 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
                     #pragma unroll
@@ -251,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
         };
         // A lane has the rows `mine` and `mine` + 8 of each tile, two tokens of every eight.
         const u32 mine = group * TILES * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-        // Before sums take the place of operands.
+        // All have read the operands before sums take their place.
         if (!PERSISTENT) wait_for_consumers();
         auto staged = [&](u32 of, u32 in_tile) { return load_shared(staging + (of * PITCH + in_tile) * 4); };
         auto of_block = [&](u32 b, u32 of, u32 in_tile) { return (float4*)(partial + ((u64)(part / BLOCKS * BLOCKS + b) * TOKENS + of) * ROWS + in_tile); };
@@ -275,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
                     if (at.token + of < shape.m) *of_block(part % BLOCKS, of, in_tile) = staged(of, in_tile);
                 }
             }
-            // Before the place of the staged sums is taken.
+            // All have read the staged sums before others take their place.
             if (PERSISTENT) wait_for_consumers();
         }
         if constexpr (BLOCKS > 1) {

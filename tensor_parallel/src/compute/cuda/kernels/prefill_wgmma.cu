@@ -8,11 +8,11 @@
 #ifdef WGMMA
 
 // A warp group has 64 queries.
-constexpr int GROUP_QUERIES = 64;
+constexpr int WARP_GROUP_QUERIES = 64;
 // A tile of keys is square, so that both products have the same shape.
 constexpr int WGMMA_KEYS = HEAD_DIM;
 constexpr int COLUMNS = HEAD_DIM / 64;
-constexpr u32 QUERY_BYTES = GROUP_QUERIES * 128, KEY_BYTES = WGMMA_KEYS * 128;
+constexpr u32 QUERY_BYTES = WARP_GROUP_QUERIES * 128, KEY_BYTES = WGMMA_KEYS * 128;
 constexpr u32 TILE_BYTES = COLUMNS * KEY_BYTES;
 
 // c[64, HEAD_DIM] = a[64, 16] · b[16, HEAD_DIM], a in registers, b in shared memory; added to c if ACCUMULATES.
@@ -72,7 +72,7 @@ __device__ __forceinline__ void weigh_values(Tile& weighted, const Weights& weig
     end_products();
 }
 
-// Eight elements of a head from `part` on and those half a head away, rotated and rounded.
+// Part `part` of a head, eight elements, and the part half a head away, rotated and rounded.
 struct Rotated {
     u32 low[4], high[4];
 
@@ -82,8 +82,8 @@ struct Rotated {
         #pragma unroll
         for (int e = 0; e < 8; e++) {
             const float2 by = rotation[part * 8 + e];
-            first[e] = widen(a.of[e]) * by.y - widen(b.of[e]) * by.x;
-            second[e] = widen(b.of[e]) * by.y + widen(a.of[e]) * by.x;
+            first[e] = turned(widen(a.of[e]), -widen(b.of[e]), by);
+            second[e] = turned(widen(b.of[e]), widen(a.of[e]), by);
         }
         #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -92,18 +92,18 @@ struct Rotated {
         }
     }
 };
-// A thread rotates eight elements and those half a head away.
+// Pairs of parts of a head.
 constexpr int PAIRS = HEAD_DIM / 16;
 __device__ __forceinline__ void store_part(u32 at, const u32 (&words)[4]) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
 }
-// Rotates the queries from `first` on, of `count`, into shared memory. Those behind are zeros.
+// Rotates the queries from `first` on into shared memory. From `count` on they are zeros.
 template <int THREADS> __device__ __forceinline__ void load_queries(
     u32 to, const ELEMENT* qkv, const float2* rotations, const Shape& shape, u32 kv_head, u32 first, u32 count
 ) {
-    for (int i = threadIdx.x; i < THREADS / 128 * GROUP_QUERIES * PAIRS; i += THREADS) {
-        const u32 query = i / PAIRS, part = i % PAIRS, index = first + query, row = query % GROUP_QUERIES;
-        const u32 at = to + query / GROUP_QUERIES * COLUMNS * QUERY_BYTES;
+    for (int i = threadIdx.x; i < THREADS / 128 * WARP_GROUP_QUERIES * PAIRS; i += THREADS) {
+        const u32 query = i / PAIRS, part = i % PAIRS, index = first + query, row = query % WARP_GROUP_QUERIES;
+        const u32 at = to + query / WARP_GROUP_QUERIES * COLUMNS * QUERY_BYTES;
         const u32 low = at + place(row, part, QUERY_BYTES), high = at + place(row, part + PAIRS, QUERY_BYTES);
         if (index < count) {
             const u32 head = kv_head * GROUP + index % GROUP;
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
 ) {
     wait_for_previous();
     extern __shared__ unsigned char memory[];
-    constexpr int GROUPS = PREFILL_THREADS / 128, QUERIES = GROUPS * GROUP_QUERIES;
+    constexpr int GROUPS = PREFILL_THREADS / 128, QUERIES = GROUPS * WARP_GROUP_QUERIES;
     const u32 queries = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
     // Two tiles of keys, then two of values.
     const u32 key_tiles = queries + GROUPS * COLUMNS * QUERY_BYTES, value_tiles = key_tiles + 2 * TILE_BYTES;
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
 
     const int group = threadIdx.x / 128;
     const u32 my_queries = queries + group * COLUMNS * QUERY_BYTES;
-    Queries mine(shape, tile + group * GROUP_QUERIES + threadIdx.x / 32 % 4 * 16, count, position);
+    Queries mine(shape, tile + group * WARP_GROUP_QUERIES + threadIdx.x / 32 % 4 * 16, count, position);
     Tile sums = {}, weighted, score;
     Softmax of_tile[2], of_next[2];
     Weights weights;

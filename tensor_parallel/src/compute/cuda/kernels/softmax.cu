@@ -1,4 +1,4 @@
-// What the prefill kernels on tensor cores share. Compiled behind attention.cu and mma.cu, whose names it uses.
+// The softmax of attention on tensor cores. Compiled behind attention.cu and mma.cu, whose names it uses.
 
 #if defined(MMA) || defined(WGMMA)
 
@@ -23,8 +23,8 @@ struct Softmax {
     }
 };
 
-// A lane's parts of two queries, eight apart, and the softmax of their scores: each tile has one of its own, and tiles are added in
-// ascending order. Of four elements of a tile, the first two are of the first query, at `column` and behind it, the others of the second.
+// A lane's parts of two queries, eight apart. Each tile of keys has a softmax of its own, and tiles are added in ascending order. Of four
+// scores of a lane, the first two are those of the first query for the keys `column` and `column` + 1, the others those of the second.
 struct Queries {
     u32 index[2], seen_to[2], seen_from[2];
     // What every query of the warp sees.
@@ -46,7 +46,7 @@ struct Queries {
         all_from = first_seen(shape, position + min(first + 15, count - 1) / GROUP + 1);
         all_to = position + min(first, count - 1) / GROUP + 1;
     }
-    // Turns the scores of the positions from `start` on into weights.
+    // Turns the scores of a tile, whose first key is at position `start`, into weights, and returns its softmax in `tile`.
     template <int COUNT> __device__ __forceinline__ void weigh(float (&score)[COUNT], u32 start, Softmax (&tile)[2]) const {
         if (start < all_from || start + COUNT * 2 > all_to) {
             #pragma unroll

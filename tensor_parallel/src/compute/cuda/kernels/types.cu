@@ -43,7 +43,7 @@ template <> struct Narrow<bf16> {
 };
 template <typename T> __device__ __forceinline__ T narrow(float x) { return Narrow<T>::of(x); }
 
-// Every kernel calls this before it writes, and before it reads what another kernel may have written. A kernel may start before the
+// Every kernel calls this before it writes, and before it reads what the previous kernel may have written. A kernel may start before the
 // previous one has ended (programmatic dependent launch). This waits until that one's writes are visible, then lets the next one
 // start. So the order of the stream carries over.
 __device__ __forceinline__ void wait_for_previous() {
