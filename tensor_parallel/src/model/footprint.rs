@@ -24,7 +24,8 @@ pub struct Footprint {
     /// Additional memory for computation: the workspace of cuBLASLt, counters, and the tensors of a pass that are alive at the
     /// same time, in the blocks of the pool that hold them. It includes one pass of a prompt of all positions and one of a token
     /// for each sequence, because a CUDA graph keeps its memory. Partial results of products and
-    /// attention are left out: a few MB, and at most 7 % of the keys and values of one layer for each number of sequences.
+    /// attention are left out. Those of products take a few MB. Those of attention take, for each number of sequences, up to 2 % of
+    /// the keys and values of one layer for each query head of a group.
     pub workspace: u64,
     /// Bytes read by a decode step of all sequences when all positions are in use: all weights, except the rows of an embedding
     /// that is not also the head, and the keys and values within the windows.
