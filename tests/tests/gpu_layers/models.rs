@@ -186,7 +186,7 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
     let (cuda, host) = (cuda(), Host::new(2));
     let (heads, kv_heads, head_dim) = (8, 2, 64);
     let rotary = Rotary::new(head_dim, 1e4);
-    // Short ones of one split beside long ones of many.
+    // Short sequences have one split, long ones have many.
     let lengths = [1, 700, 64, 2000, 3];
     for dtype in TYPES {
         let all = |compute: &dyn Compute, upload: &dyn Fn(Tensor) -> Tensor| {
