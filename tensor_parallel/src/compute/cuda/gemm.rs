@@ -51,18 +51,27 @@ impl Tiles {
     /// a sum in each block as possible.
     fn choose([m, outputs, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
-        let halves = Self::halves(leaves, is_gated);
-        // Tiles that blocks share cost more than a quarter of the multiprocessors without a tile.
-        let is_enough = 4 * halves.parts(m, outputs) >= 3 * fill;
-        if m > FEW_ROWS && leaves.is_power_of_two() && is_enough {
-            let large = Self { each: 2, ..halves };
-            let rounds = |tiles: Self| tiles.parts(m, outputs).div_ceil(fill);
-            let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
-            return if leaves > 1 || is_shorter { halves } else { large };
-        }
         let tokens = m.next_power_of_two().clamp(8, 128) as u32;
-        let each = if is_gated { 2 } else { 1 };
-        let small = Self { tokens, groups: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
+        if m > FEW_ROWS && leaves.is_power_of_two() {
+            let leaves = leaves as u32;
+            let halves =
+                |blocks| Self { tokens, groups: 2, each: 1, leaves: leaves / blocks, blocks, is_gated };
+            // Small tiles cost more than a third of the multiprocessors without a tile. Blocks that share tiles have one part each.
+            let is_enough = |tiles: &Self| {
+                let parts = tiles.parts(m, outputs);
+                3 * parts >= 2 * fill && (tiles.blocks == 1 || parts <= fill)
+            };
+            let blocks = [1, 2, 4, 8].into_iter().filter(|blocks| *blocks <= leaves);
+            if let Some(halves) = blocks.map(halves).find(is_enough) {
+                let large = Self { each: 2, ..halves };
+                let rounds = |tiles: Self| tiles.parts(m, outputs).div_ceil(fill);
+                let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
+                return if leaves > 1 || is_shorter { halves } else { large };
+            }
+        }
+        let small = |each| Self { tokens, groups: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
+        // Two tiles of weights for a tile of tokens, where a product needs both at once and has enough.
+        let small = if is_gated && small(2).parts(m, outputs) >= fill { small(2) } else { small(1) };
         // Sums that wait are in registers. Two blocks share those of a multiprocessor.
         let most = match tokens * small.each {
             ..=64 => 8,
@@ -76,11 +85,6 @@ impl Tiles {
             ..small
         });
         tiles.clone().find(|tiles| tiles.parts(m, outputs) >= fill).unwrap_or(small)
-    }
-
-    /// Returns tiles half as large as the largest. Their blocks have room for sums of leaves.
-    fn halves(leaves: usize, is_gated: bool) -> Self {
-        Self { tokens: 128, groups: 2, each: 1, leaves: leaves as u32, blocks: 1, is_gated }
     }
 
     /// Returns the bytes of the sums of blocks that share tiles.
@@ -103,7 +107,12 @@ impl Tiles {
         self.groups * self.each * 64
     }
 
-    /// Returns true if a block has a multiprocessor to itself, and takes one part after the other.
+    /// Returns the rows of the weights that are copied at a time: `BOX`.
+    fn box_rows(self) -> u32 {
+        self.outputs().min(64)
+    }
+
+    /// Returns true if a block has a multiprocessor to itself, and takes one part after the other, or one part if it shares its tile.
     fn is_persistent(self) -> bool {
         self.groups > 1
     }
@@ -197,10 +206,10 @@ fn legal_leaves(k: usize) -> impl Iterator<Item = usize> + Clone {
     [1, 2, 4, 8].into_iter().take_while(legal)
 }
 
-/// Returns the number of leaves of a sum of `k` products, for any number of rows and outputs. Two help a rank with few outputs, and cost
+/// Returns the number of leaves of a sum of `k` products, for any number of rows and outputs. Four help a rank with few outputs, and cost
 /// prompts little.
 pub(super) fn leaves_of_any_size(k: usize) -> usize {
-    legal_leaves(k).take_while(|leaves| *leaves <= 2).last().unwrap_or(1)
+    legal_leaves(k).take_while(|leaves| *leaves <= 4).last().unwrap_or(1)
 }
 
 impl Kernels {
@@ -250,7 +259,7 @@ impl Kernels {
         let blocks = to_u32("tiles", blocks)?;
         let partial = self.gpu.scratch(tiles.partial_bytes(parts))?;
         let mut call = self.call(Source::Gemm(x.dtype(), out.dtype(), tiles), "gemm");
-        call.value(map(weight, n, [row, leaf], 64)?);
+        call.value(map(weight, n, [row, leaf], tiles.box_rows())?);
         call.value(map(x, m, [x.columns(), k], tiles.tokens)?);
         call.read_optional(bias)?.write(out)?.block(&partial, 0)?.block(arrivals, 0)?;
         let sizes = [to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?];
@@ -282,6 +291,8 @@ mod tests {
         );
         assert!(all.iter().any(|tiles| tiles.is_persistent() && tiles.each == 2));
         assert!(all.iter().any(|tiles| tiles.leaves == 8) && all.iter().any(|tiles| tiles.blocks == 8));
+        assert!(all.iter().any(|tiles| tiles.is_persistent() && tiles.blocks == 4));
+        assert!(all.iter().any(|tiles| tiles.is_gated && tiles.rows() == 64));
     }
 
     proptest! {
@@ -299,7 +310,7 @@ mod tests {
             // Sums that take the place of the stages.
             let sums = tiles.tokens * (tiles.rows() + 4) * 4;
             prop_assert!(tiles.is_persistent() || sums <= tiles.stages() * tiles.stage_bytes());
-            prop_assert!(!is_gated || tiles.groups * tiles.each == 4 || tiles.groups * tiles.each == 2);
+            prop_assert!(tiles.blocks == 1 || !tiles.is_persistent() || tiles.parts(m, outputs) <= 132);
         }
     }
 }

@@ -7,28 +7,34 @@
 // then one after the other. The sizes of tiles change none of this, so a row of the result depends on that row of x alone.
 //
 // ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 64 rows of the weights for each of GROUPS warp
-// groups. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: of every two tiles of rows the first are
+// groups. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: of every two boxes of rows the first has
 // gates and the second their ups.
 
 constexpr int DEPTH = 64;
 constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = TOKENS * DEPTH * 2;
 constexpr u32 STAGE_BYTES = GROUPS * TILES * W_BYTES + X_BYTES;
-// A block with two warp groups of consumers has a multiprocessor to itself, and takes one part after the other. Its producer is in a third
-// warp group, which gives its registers to the consumers.
+// A block with two warp groups of consumers has a multiprocessor to itself, and takes one part after the other, or one part if it shares
+// its tile. Its producer is in a third warp group, which gives its registers to the consumers.
 constexpr bool PERSISTENT = GROUPS > 1;
 constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (PERSISTENT ? 128 : 32);
 // Levels of the tree of a block, at least one for the compiler. Sums of the lower levels wait for their neighbours in registers, the
 // others in shared memory.
 constexpr int TREE = LEAVES == 8 ? 3 : LEAVES == 4 ? 2 : 1, IN_REGISTERS = least(TREE, TOKENS * TILES <= 64 ? 3 : 2);
 static_assert(LEAVES == 1 || TOKENS * TILES <= 128, "two levels have room in registers");
-static_assert(BLOCKS == 1 || !PERSISTENT, "a block that shares a tile has one part");
 // Vectors of four sums of a thread, and the bytes of those of a block.
 constexpr u32 VECTORS = TILES * TOKENS / 8, WAITING_BYTES = TREE > IN_REGISTERS ? VECTORS * CONSUMERS * 16 : 0;
 // Rows of the weights and outputs of a tile.
 constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
+// Rows of the weights that are copied at a time.
+constexpr int BOX = least(OUTPUTS, 64);
+constexpr u32 BOX_BYTES = BOX * DEPTH * 2;
 // Sums on their way from registers to the result, [AT_ONCE, ROWS]: rows are longer by 16 bytes, so that they lie in different banks.
 // A block that has one part puts them in the place of the stages.
 constexpr int AT_ONCE = PERSISTENT ? 16 : TOKENS, PITCH = ROWS + 4;
+// Vectors that a thread reads from each of the blocks that share a tile before it adds them.
+constexpr int OF_THREAD = (TOKENS * OUTPUTS + CONSUMERS * 4 - 1) / (CONSUMERS * 4);
+constexpr int TOGETHER = least(OF_THREAD, BLOCKS * (GATED ? 2 : 1) > 4 ? 2 : 4);
+static_assert(OF_THREAD == 1 || TOKENS * OUTPUTS % (TOGETHER * CONSUMERS * 4) == 0, "threads have like numbers of vectors");
 // Tiles of tokens whose blocks follow each other: their operands stay in the L2 cache.
 constexpr u32 BAND = 16;
 
@@ -118,9 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
             const u32 barrier = full + stage * 8, to = stages + stage * STAGE_BYTES;
             expect(barrier, STAGE_BYTES);
             #pragma unroll
-            for (int t = 0; t < GROUPS * TILES; t++) {
-                const u32 from = GATED ? at.row + t / 2 * 64 + t % 2 * outputs : at.row + t * 64;
-                copy(to + t * W_BYTES, w_map, k, from, leaf, barrier);
+            for (int b = 0; b < ROWS / BOX; b++) {
+                const u32 from = GATED ? at.row + b / 2 * BOX + b % 2 * outputs : at.row + b * BOX;
+                copy(to + b * BOX_BYTES, w_map, k, from, leaf, barrier);
             }
         };
         auto copy_x = [&](Corner at, u32 leaf, u32 k, u32 stage) {
@@ -224,23 +230,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
         }
 
         const Corner at = corner(part);
-        // Writes four elements of the result.
-        auto finish = [&](u32 of, u32 in_result, auto load) {
+        // Four sums of the result, and those of their ups.
+        struct Four { float4 sums[GATED ? 2 : 1]; };
+        auto add = [&](u32 in_result, auto load) -> Four {
+            if constexpr (GATED) {
+                const u32 gate = in_result / BOX * (2 * BOX) + in_result % BOX;
+                return {add_blocks([&](int b) { return load(b, gate); }), add_blocks([&](int b) { return load(b, gate + BOX); })};
+            } else {
+                return {add_blocks([&](int b) { return load(b, in_result); })};
+            }
+        };
+        auto write = [&](u32 of, u32 in_result, const Four& four) {
             const u32 token = at.token + of, to = at.row + in_result;
             if (token >= shape.m || to >= outputs) return;
-            auto rounded = [&](u32 in_tile, u32 first) {
-                const float4 sum = add_blocks([&](int b) { return load(b, in_tile); });
-                const float four[] = {sum.x, sum.y, sum.z, sum.w};
+            auto rounded = [&](float4 sum, u32 first) {
+                const float sums[] = {sum.x, sum.y, sum.z, sum.w};
                 Pack<RESULT, 4> result;
                 #pragma unroll
-                for (int e = 0; e < 4; e++) result.of[e] = narrow<RESULT>(four[e] + (bias && to + e < outputs ? bias[first + e] : 0.0f));
+                for (int e = 0; e < 4; e++) result.of[e] = narrow<RESULT>(sums[e] + (bias && to + e < outputs ? bias[first + e] : 0.0f));
                 return result;
             };
             // Gates and ups are rounded as in kernels of their own.
-            const u32 gate = GATED ? in_result / 64 * 128 + in_result % 64 : in_result;
-            Pack<RESULT, 4> result = rounded(gate, to);
+            Pack<RESULT, 4> result = rounded(four.sums[0], to);
             if constexpr (GATED) {
-                const Pack<RESULT, 4> ups = rounded(gate + 64, outputs + to);
+                const Pack<RESULT, 4> ups = rounded(four.sums[1], outputs + to);
                 #pragma unroll
                 for (int e = 0; e < 4; e++) result.of[e] = narrow<RESULT>(gated(widen(result.of[e]), widen(ups.of[e])));
             }
@@ -272,9 +285,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
             for (u32 i = threadIdx.x * 4; i < AT_ONCE * COLUMNS; i += CONSUMERS * 4) {
                 const u32 of = i / COLUMNS, in_tile = i % COLUMNS;
                 if constexpr (BLOCKS == 1) {
-                    finish(first + of, in_tile, [&](int, u32 in_tile) { return staged(of, in_tile); });
+                    write(first + of, in_tile, add(in_tile, [&](int, u32 in_tile) { return staged(of, in_tile); }));
                 } else {
-                    if (at.token + of < shape.m) *of_block(part % BLOCKS, of, in_tile) = staged(of, in_tile);
+                    if (at.token + first + of < shape.m) *of_block(part % BLOCKS, first + of, in_tile) = staged(of, in_tile);
                 }
             }
             // All have read the staged sums before others take their place.
@@ -291,9 +304,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
             wait_for_consumers();
             if (!last) return;
             __threadfence();
-            for (u32 i = threadIdx.x * 4; i < TOKENS * OUTPUTS; i += CONSUMERS * 4) {
-                const u32 of = i / OUTPUTS;
-                finish(of, i % OUTPUTS, [&](int b, u32 in_tile) { return __ldcg(of_block(b, of, in_tile)); });
+            for (u32 from = threadIdx.x * 4; from < TOKENS * OUTPUTS; from += TOGETHER * CONSUMERS * 4) {
+                Four fours[TOGETHER];
+                #pragma unroll
+                for (int f = 0; f < TOGETHER; f++) {
+                    const u32 i = from + f * CONSUMERS * 4, of = i / OUTPUTS;
+                    fours[f] = add(i % OUTPUTS, [&](int b, u32 in_tile) { return __ldcg(of_block(b, of, in_tile)); });
+                }
+                #pragma unroll
+                for (int f = 0; f < TOGETHER; f++) {
+                    const u32 i = from + f * CONSUMERS * 4;
+                    write(i / OUTPUTS, i % OUTPUTS, fours[f]);
+                }
             }
         }
     }
