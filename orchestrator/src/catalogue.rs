@@ -4,6 +4,7 @@
 //! The entries and what finds them are in [`ryzanstein_process_group::catalogue`].
 
 use std::fmt::Write as _;
+use std::io::{self, BufRead, Read as _};
 use std::num::NonZeroUsize;
 
 use serde::Serialize;
@@ -117,19 +118,30 @@ pub struct Found {
 }
 
 /// Finds the errors of a text, such as a whole log, each once, in the order of their first lines. Stack traces are ignored.
-pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
+///
+/// # Errors
+/// Returns an error if the text cannot be read.
+pub fn scan(mut text: impl BufRead) -> io::Result<Vec<Found>> {
+    /// Maximum number of bytes of a line that are in memory at once. The rest is read as if it were another line.
+    const LONGEST: u64 = 1 << 20;
     let mut explainer = LineExplainer::default();
     let mut all: Vec<Found> = Vec::new();
-    for (index, text) in lines.into_iter().enumerate() {
-        let Line::Known { entry, .. } = explainer.explain(&text) else { continue };
-        if let Some(found) = all.iter_mut().find(|found| found.entry.id == entry.id) {
-            found.count += 1;
-        } else {
-            let text = without_colors(&text).trim().to_owned();
-            all.push(Found { entry, line: index + 1, text, count: 1 });
+    let (mut line, mut bytes) = (1, Vec::new());
+    while text.by_ref().take(LONGEST).read_until(b'\n', &mut bytes)? > 0 {
+        let words = String::from_utf8_lossy(&bytes);
+        let words = words.trim_end();
+        if let Line::Known { entry, .. } = explainer.explain(words) {
+            if let Some(found) = all.iter_mut().find(|found| found.entry.id == entry.id) {
+                found.count += 1;
+            } else {
+                let text = without_colors(words).trim().to_owned();
+                all.push(Found { entry, line, text, count: 1 });
+            }
         }
+        line += usize::from(bytes.ends_with(b"\n"));
+        bytes.clear();
     }
-    all
+    Ok(all)
 }
 
 /// Formats the errors found, for people.
@@ -196,6 +208,8 @@ pub fn list_json() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufReader;
+
     use super::*;
 
     #[test]
@@ -245,12 +259,21 @@ mod tests {
     }
 
     #[test]
+    fn an_error_behind_lines_of_any_length_has_the_right_number() {
+        let error = b"\nConnection refused (os error 111)\n";
+        let log =
+            io::repeat(b'x').take((3 << 20) + 5).chain(io::repeat(b'\n').take(1 << 20)).chain(&error[..]);
+        let found = scan(BufReader::new(log)).expect("memory");
+        assert_eq!(found.iter().map(|found| found.line).collect::<Vec<_>>(), [(1 << 20) + 2]);
+    }
+
+    #[test]
     fn a_log_is_explained_once_for_each_error_in_the_order_of_its_lines() {
         let log = "starting\n\
                    [rank 1] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000\n\
                    [rank 0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\n\
                    [rank 0] ncclInvalidUsage: This usually reflects invalid usage of NCCL library.";
-        let all = scan(log.lines().map(str::to_owned));
+        let all = scan(log.as_bytes()).expect("memory");
         let found: Vec<_> = all.iter().map(|found| (&*found.entry.id, found.line, found.count)).collect();
         assert_eq!(found, [("nccl-duplicate-gpu", 2, 2), ("nccl-invalid-call", 4, 1)]);
         let text = found_table(&all, Screen::PLAIN);

@@ -38,7 +38,7 @@ fn what_a_terminal_and_a_launcher_add_to_a_text_changes_no_explanation() {
     for Pasted { entry, text, .. } in texts() {
         let line = |line: &str| format!("\x1b[36m[rank 3]\x1b[0m {}", line.to_ascii_uppercase());
         let lines: Vec<_> = text.lines().map(line).collect();
-        let found = scan(lines);
+        let found = scan(lines.join("\n").as_bytes()).expect("memory");
         assert!(found.iter().any(|found| found.entry.id == entry), "{entry} is not in {found:#?}");
         assert!(found.iter().all(|found| !found.text.contains('\x1b')), "{found:#?}");
     }
