@@ -82,9 +82,7 @@ pub(crate) fn telling(output: &str) -> String {
     let shown = |line: &'_ str| -> String {
         let line = line.trim_end();
         let line = line.rsplit('\r').next().unwrap_or(line);
-        let start = line.len().saturating_sub(BYTES);
-        let start = (start..=line.len()).find(|at| line.is_char_boundary(*at)).unwrap_or(start);
-        line[start..].to_owned()
+        line[line.ceil_char_boundary(line.len().saturating_sub(BYTES))..].to_owned()
     };
     let lines: Vec<String> = output.lines().map(shown).collect();
     let text = telling_lines(lines.iter().map(String::as_str), LINES).join("\n");

@@ -260,10 +260,7 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
         Error::PeerAborted { rank, reason } => (*rank, reason.clone()),
         other => (me, other.to_string()),
     };
-    let mut end = reason.len().min(MAX_REASON);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = reason.floor_char_boundary(MAX_REASON);
     let (header, reason) = (control(Kind::Abort, origin, end), &reason.as_bytes()[..end]);
     link.say_on_socket(&header, reason);
     if link.mid_frame {

@@ -1,5 +1,7 @@
 //! The collectives that a rank has called: their number, a digest of all, and the newest ones.
 
+use serde::{Deserialize, Serialize};
+
 use crate::link::wire::fingerprint;
 use crate::types::history::{History, REMEMBERED};
 use crate::types::operation::CallFingerprint;
@@ -13,7 +15,7 @@ pub(super) struct CallLog {
 }
 
 /// The extent of a rank's log: the number of its newest collective, and the digest of all up to it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(super) struct LogHead {
     pub(super) sequence: u64,
     pub(super) digest: u64,

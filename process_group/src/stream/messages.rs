@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::types::operation::{CallFingerprint, Operation};
 use crate::types::rank::Rank;
 
@@ -55,7 +57,7 @@ impl PeerSet {
 
 /// The number of messages in one direction between two members. Messages without elements are not counted: nothing is sent for
 /// them.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(super) struct MessageCount {
     pub(super) messages: u64,
     pub(super) bytes: u64,
@@ -69,7 +71,7 @@ impl fmt::Display for MessageCount {
 }
 
 /// Messages between two members, as one of the two has enqueued them.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Exchange {
     pub(super) sent: MessageCount,
     pub(super) received: MessageCount,

@@ -140,11 +140,7 @@ pub(crate) type Action = (RequestId, Result<Reply, Refusal>);
 impl Report {
     pub(super) fn bounded(mut self) -> Self {
         for text in [Some(&mut self.cause), self.last_call.as_mut()].into_iter().flatten() {
-            while text.len() > MAX_REPORT {
-                // At a character boundary: a cut inside a character would panic.
-                let end = (0..=MAX_REPORT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-                text.truncate(end);
-            }
+            text.truncate(text.floor_char_boundary(MAX_REPORT));
         }
         self
     }
