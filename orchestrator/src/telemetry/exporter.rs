@@ -1,12 +1,19 @@
 //! Serves the page of metrics over HTTP, to any number of clients, each with a timeout of seconds.
 
+use std::convert::Infallible;
+use std::future::ready;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use metrics_exporter_prometheus::PrometheusHandle;
 use ryzanstein_process_group::{AdmissionToken, HalfOpen, RuntimeThread};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
@@ -52,7 +59,7 @@ async fn accept(listener: tokio::net::TcpListener, page: &PrometheusHandle) {
                 let page = page.clone();
                 let task = tokio::spawn(async move {
                     // A client that disconnects, or takes too long, gets nothing.
-                    let _ = timeout(PATIENCE, answer(stream, &page)).await;
+                    let _ = timeout(PATIENCE, answer(stream, page)).await;
                 });
                 clients.push(task.abort_handle(), AdmissionToken::default()).await;
             }
@@ -66,33 +73,29 @@ async fn accept(listener: tokio::net::TcpListener, page: &PrometheusHandle) {
     }
 }
 
-async fn answer(mut stream: TcpStream, page: &PrometheusHandle) -> io::Result<()> {
-    let mut request = Vec::new();
-    let mut piece = [0; 1024];
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < LONGEST {
-        match stream.read(&mut piece).await? {
-            0 => return Ok(()),
-            bytes => request.extend_from_slice(&piece[..bytes]),
-        }
-    }
-    let line =
-        String::from_utf8_lossy(request.split(|byte| *byte == b'\r').next().unwrap_or_default()).into_owned();
-    let mut words = line.split(' ');
-    // The request target after the path makes no difference.
-    let path = |target: &'_ str| target.split('?').next().unwrap_or_default().to_owned();
-    let (status, body) = match (words.next(), words.next().map(path).as_deref()) {
-        (Some("GET"), Some("/" | "/metrics")) => ("200 OK", page.render()),
-        (Some("GET"), Some(_)) => ("404 Not Found", "metrics are at /metrics\n".into()),
-        _ => ("400 Bad Request", "expected GET /metrics\n".into()),
+/// Answers one request.
+async fn answer(stream: TcpStream, page: PrometheusHandle) -> hyper::Result<()> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        ready(Ok::<_, Infallible>(response(request.method(), request.uri().path(), &page)))
+    });
+    http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(LONGEST)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}
+
+fn response(method: &Method, path: &str, page: &PrometheusHandle) -> Response<String> {
+    let (status, body) = match (method, path) {
+        (&Method::GET | &Method::HEAD, "/" | "/metrics") => (StatusCode::OK, page.render()),
+        (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, "metrics are at /metrics\n".into()),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "expected GET /metrics\n".into()),
     };
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await?;
-    stream.shutdown().await
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let format = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, format);
+    response
 }
 
 #[cfg(test)]
@@ -122,8 +125,11 @@ mod tests {
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
         assert!(asked(address, "GET /metrics?a=b HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
         assert!(asked(address, "GET /x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
-        assert!(asked(address, "POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
-        assert!(asked(address, &"x".repeat(LONGEST)).starts_with("HTTP/1.1 400"));
+        assert!(asked(address, "HEAD / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+        assert!(asked(address, "POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+        assert!(asked(address, "no request\r\n\r\n").starts_with("HTTP/1.1 400"));
+        let endless = format!("GET / HTTP/1.1\r\nx: {}", "x".repeat(2 * LONGEST));
+        assert!(asked(address, &endless).starts_with("HTTP/1.1 431"));
         for mut idle in idle {
             idle.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0, "hung up on");
