@@ -127,7 +127,7 @@ pub fn scan(mut text: impl BufRead) -> io::Result<Vec<Found>> {
     let (mut line, mut bytes) = (1, Vec::new());
     while text.by_ref().take(LONGEST).read_until(b'\n', &mut bytes)? > 0 {
         let words = String::from_utf8_lossy(&bytes);
-        let words = words.trim_end();
+        let words = words.trim_end_matches(['\n', '\r']);
         if let Line::Known { entry, .. } = explainer.explain(words) {
             if let Some(found) = all.iter_mut().find(|found| found.entry.id == entry.id) {
                 found.count += 1;

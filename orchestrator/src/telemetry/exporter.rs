@@ -80,6 +80,8 @@ async fn answer(stream: TcpStream, page: PrometheusHandle) -> hyper::Result<()> 
     });
     http1::Builder::new()
         .keep_alive(false)
+        // A client may send nothing more, and still read.
+        .half_close(true)
         .max_buf_size(LONGEST)
         .serve_connection(TokioIo::new(stream), service)
         .await
@@ -101,7 +103,7 @@ fn response(method: &Method, path: &str, page: &PrometheusHandle) -> Response<St
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::TcpStream;
+    use std::net::{Shutdown, TcpStream};
 
     use metrics_exporter_prometheus::PrometheusBuilder;
 
@@ -111,6 +113,7 @@ mod tests {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
         page

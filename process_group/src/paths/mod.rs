@@ -274,7 +274,9 @@ impl PathTable {
     /// [`Error::Invalid`] when the group does not have the path, with the reason where that is known.
     pub(crate) fn force(&mut self, path: Option<Path>) -> Result<()> {
         if let Some(unknown) = path.filter(|path| !self.paths.contains(path)) {
-            let why = self.unavailable.iter().find(|(path, _)| *path == unknown);
+            // A group that has one schedule over a kind of links has others too: the reason is that of the links.
+            let links = |path: &Path| std::mem::discriminant(path);
+            let why = self.unavailable.iter().find(|(path, _)| links(path) == links(&unknown));
             let why = why.map(|(_, why)| format!(": {why}")).unwrap_or_default();
             return Err(Error::invalid(format!("this group has no path `{unknown}`{why}")));
         }
@@ -400,7 +402,7 @@ impl PathTable {
         }
         // Rules before the deciding one did not fit; if none of them is for this path, the decision itself is the reason.
         let decided = if let Decision::Rule(index) = because { index } else { self.rules.len() };
-        // The absence of another measurement for this call is no reason.
+        // A measured rule that does not fit is no reason against its path.
         let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured);
         // The rule that came nearest is the most informative.
         let unmet = before.rev().max_by_key(|rule| rule.met(query)).and_then(|rule| rule.unmet(query));

@@ -218,8 +218,11 @@ fn a_path_that_the_group_lacks_cannot_be_forced_and_the_reason_is_told() {
     let mut table = table(&of(4, 4), None, &[]);
     let chosen = check(&table, SUM, DType::F32, 1).path;
     assert_ne!(chosen, Path::Tcp(HalvingDoubling));
-    let refused = table.force(Some(Path::SharedMemory(Direct))).unwrap_err().to_string();
-    assert!(refused.contains("no path `shared_memory/direct`: it was not asked for"), "{refused}");
+    for algorithm in Algorithm::ALL {
+        let refused = table.force(Some(Path::SharedMemory(algorithm))).unwrap_err().to_string();
+        let expected = format!("no path `shared_memory/{algorithm}`: it was not asked for");
+        assert!(refused.contains(&expected), "{refused}");
+    }
     assert!(table.force(Some(Path::Nccl)).is_err());
     table.force(Some(Path::Tcp(HalvingDoubling))).unwrap();
     assert_eq!(check(&table, SUM, DType::F32, 1).reason, "it is forced");

@@ -2,10 +2,14 @@
 
 use super::control_message::ControlMessage;
 
-/// Decodes a stream of messages, up to the first that is malformed, and encodes each again.
+/// Decodes a stream of messages, up to the first that is malformed. What each is encoded to, if it is not too long to be sent,
+/// decodes to a message with the same encoding.
 pub(crate) fn messages(mut bytes: &[u8]) {
     while let Ok(Some((message, length))) = ControlMessage::decode(bytes) {
-        let _ = message.encode();
+        let again = message.encode();
+        if let Ok(Some((read, taken))) = ControlMessage::decode(&again) {
+            assert_eq!((read.encode(), taken), (again.clone(), again.len()));
+        }
         bytes = &bytes[length..];
     }
 }

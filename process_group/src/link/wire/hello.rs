@@ -20,8 +20,8 @@ use crate::link::security::{Binding, Protection};
 use crate::membership::roster::Secret;
 use crate::types::rank::{Epoch, Rank};
 
-/// First bytes of a data link, with the version of everything in `wire`.
-const MAGIC: [u8; 5] = *b"RYZL\x0d";
+/// First bytes of a data link, with the version of everything in `wire`, and of control messages.
+const MAGIC: [u8; 5] = *b"RYZL\x0e";
 /// Length of the magic bytes and the other bytes before a nonce.
 pub(crate) const PREFACE: usize = 8;
 

@@ -56,7 +56,7 @@ impl Tiles {
             let leaves = leaves as u32;
             let halves =
                 |blocks| Self { tokens, groups: 2, each: 1, leaves: leaves / blocks, blocks, is_gated };
-            // Small tiles cost more than a third of the multiprocessors without a tile. Blocks that share tiles have one part each.
+            // Small tiles cost more than leaving a third of the multiprocessors idle. Blocks that share tiles have one part each.
             let is_enough = |tiles: &Self| {
                 let parts = tiles.parts(m, outputs);
                 3 * parts >= 2 * fill && (tiles.blocks == 1 || parts <= fill)
@@ -70,7 +70,7 @@ impl Tiles {
             }
         }
         let small = |each| Self { tokens, groups: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
-        // Two tiles of weights for a tile of tokens, where a product needs both at once and has enough.
+        // Gates and ups get a tile each where that still fills the multiprocessors.
         let small = if is_gated && small(2).parts(m, outputs) >= fill { small(2) } else { small(1) };
         // Sums that wait are in registers. Two blocks share those of a multiprocessor.
         let most = match tokens * small.each {
@@ -257,6 +257,10 @@ impl Kernels {
         }
         let blocks = if tiles.is_persistent() { parts.min(multiprocessors as usize) } else { parts };
         let blocks = to_u32("tiles", blocks)?;
+        debug_assert!(
+            tiles.blocks == 1 || blocks as usize == parts,
+            "a block that shares a tile has one part"
+        );
         let partial = self.gpu.scratch(tiles.partial_bytes(parts))?;
         let mut call = self.call(Source::Gemm(x.dtype(), out.dtype(), tiles), "gemm");
         call.value(map(weight, n, [row, leaf], tiles.box_rows())?);

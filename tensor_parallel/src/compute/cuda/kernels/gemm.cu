@@ -29,9 +29,9 @@ constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
 constexpr int BOX = least(OUTPUTS, 64);
 constexpr u32 BOX_BYTES = BOX * DEPTH * 2;
 // Sums on their way from registers to the result, [AT_ONCE, ROWS]: rows are longer by 16 bytes, so that they lie in different banks.
-// A block that has one part puts them in the place of the stages.
+// A block that shares a multiprocessor puts them in the place of the stages.
 constexpr int AT_ONCE = PERSISTENT ? 16 : TOKENS, PITCH = ROWS + 4;
-// Vectors that a thread reads from each of the blocks that share a tile before it adds them.
+// Vectors of the result that a thread adds before it writes any, so that their reads overlap.
 constexpr int OF_THREAD = (TOKENS * OUTPUTS + CONSUMERS * 4 - 1) / (CONSUMERS * 4);
 constexpr int TOGETHER = least(OF_THREAD, BLOCKS * (GATED ? 2 : 1) > 4 ? 2 : 4);
 static_assert(OF_THREAD == 1 || TOKENS * OUTPUTS % (TOGETHER * CONSUMERS * 4) == 0, "threads have like numbers of vectors");
@@ -304,7 +304,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm(
             wait_for_consumers();
             if (!last) return;
             __threadfence();
-            for (u32 from = threadIdx.x * 4; from < TOKENS * OUTPUTS; from += TOGETHER * CONSUMERS * 4) {
+            const u32 elements = min(TOKENS, shape.m - at.token) * OUTPUTS;
+            for (u32 from = threadIdx.x * 4; from < elements; from += TOGETHER * CONSUMERS * 4) {
                 Four fours[TOGETHER];
                 #pragma unroll
                 for (int f = 0; f < TOGETHER; f++) {
