@@ -57,8 +57,8 @@ pub struct Request {
 pub enum Progress<'a> {
     /// Number of tensors read so far, and number of all tensors.
     Loading(usize, usize),
-    /// The model is loaded; the duration of loading.
-    Loaded(Duration),
+    /// The model is loaded.
+    Loaded,
     /// A new token, and the text that it completes; no text without a tokenizer.
     Token(u32, Option<&'a str>),
     /// The end of the text, which was withheld until generation stopped.
@@ -315,7 +315,7 @@ pub fn run(
         Llama::load_with(&request.model, dtype, manager, on_tensor)?
     };
     timings.load = started.elapsed();
-    tell(Progress::Loaded(timings.load));
+    tell(Progress::Loaded);
     let sampling = if settings.temperature.get() == 0.0 {
         Sampling::Greedy
     } else {

@@ -236,7 +236,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             let prepared = is_first.then(|| prepare(&mut request, &config.model, &environment));
             generate::share(orchestrator, &request.model, prepared)?
         };
-        let mut live = LiveText::start(is_first, format, stdout, &request.prompt)?;
+        let mut live = LiveText::start(is_first, format, stdout, &request.prompt);
         let response =
             generate::run(orchestrator, &config.model, &request, input, &mut |progress| live.tell(progress));
         let response = match response {

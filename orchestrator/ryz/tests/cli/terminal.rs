@@ -6,12 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::generate::copy_of;
-use crate::support::{Run, eventually, hear_interrupts};
+use crate::support::{Run, eventually};
 
 /// A command on a terminal with the given number of columns.
 struct Session {
@@ -34,7 +33,6 @@ impl Session {
             .expect("sized");
         let name = ptsname(&screen, Vec::new()).expect("a name").into_string().expect("text");
         let open = || File::options().read(true).write(true).open(&name).expect("the other side");
-        hear_interrupts();
         let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
             .args(arguments)
             .env("RYZ_PROCESS_GROUP__BACKEND", "tcp")
@@ -61,11 +59,6 @@ impl Session {
     /// What is on the screen, without colours and without what was overwritten.
     fn screen(&self) -> String {
         plain(&String::from_utf8_lossy(&self.written.lock().expect("no reader panics")))
-    }
-
-    /// Presses Ctrl-C. The terminal tells only the command: its ranks are in process groups of their own.
-    fn interrupt(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::INT).expect("signalled");
     }
 
     /// The exit code, and everything on the screen, without colours and without what was overwritten, once the command has
@@ -183,31 +176,6 @@ fn a_terminal_gets_text_and_figures_and_a_pipe_json() {
 fn more_is_logged_where_that_is_asked_for() {
     let screen = Session::start(&["launch", "-n", "2", "-v"], 100).succeed();
     assert!(screen.contains(" INFO ") && screen.contains("backend tcp"), "{screen}");
-}
-
-#[test]
-fn ctrl_c_shows_what_has_been_generated() {
-    // So long a text takes minutes.
-    let model = copy_of("llama-mha");
-    let config = model.path().join("config.json");
-    let settings = std::fs::read(&config).expect("settings");
-    let mut settings: serde_json::Value = serde_json::from_slice(&settings).expect("JSON");
-    settings["max_position_embeddings"] = 100_100.into();
-    std::fs::write(&config, settings.to_string()).expect("written");
-    let model = model.path().to_str().expect("a path");
-    for ranks in ["1", "2"] {
-        let mut arguments = vec!["generate", "--model", model, "--prompt", "hello", "-n", ranks];
-        arguments.extend(["--max-new-tokens", "100000", "--ignore-end"]);
-        let session = Session::start(&arguments, 80);
-        let has_begun = || session.screen().rsplit_once("hello").is_some_and(|(_, text)| text.len() > 20);
-        eventually(|| has_begun().then_some(())).expect("the text begins");
-        session.interrupt();
-        let (code, screen) = session.finish();
-        assert_eq!(code, Some(130), "{screen}");
-        let figures = ["load ", " · prefill ", " tokens, ", " tokens/s"];
-        let has_figures = |line: &str| figures.iter().all(|figure| line.contains(figure));
-        assert!(screen.lines().any(has_figures), "{ranks} ranks: {screen}");
-    }
 }
 
 #[test]
