@@ -206,7 +206,11 @@ fn check(spec: CollectiveSpec, hosts: &Hosts, ranks: &[Machine]) {
         let sent = traffic(spec, rank, hosts);
         assert_eq!(machine.program.elements_sent(), sent.elements, "elements of rank {rank}, {spec:?}, {n}");
         assert_eq!(machine.program.messages_sent(), sent.messages, "messages of rank {rank}, {spec:?}, {n}");
-        assert_eq!(machine.program.elements_reduced(), sent.reduced, "reduced by rank {rank}, {spec:?}, {n}");
+        assert_eq!(
+            machine.program.elements_received(),
+            sent.received,
+            "received by rank {rank}, {spec:?}, {n}"
+        );
         for i in 0..n * spec.count {
             let Some(want) = expected(spec, rank, n, i) else { continue };
             let got = machine.memory.get(&(Space::Output, i)).cloned().unwrap_or_default();
@@ -404,7 +408,7 @@ proptest! {
             let program = build(spec, rank, hosts);
             let sent = traffic(spec, rank, hosts);
             prop_assert_eq!((program.messages_sent(), program.elements_sent()), (sent.messages, sent.elements));
-            prop_assert_eq!(program.elements_reduced(), sent.reduced);
+            prop_assert_eq!(program.elements_received(), sent.received);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The traffic and reductions of a schedule, in closed form, and its expected time: the α-β-γ model of R. Thakur, R. Rabenseifner
+//! The traffic of a schedule, in closed form, and its expected time: the α-β model of R. Thakur, R. Rabenseifner
 //! and W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, in which ranks may share processors. It
 //! chooses algorithms, and computes the expected times of `ryz bench`, `ryz plan` and `ryz topo`. Counting the nodes of every rank's
 //! program would give the same traffic, but each call of a new length chooses, among thousands of ranks too.
@@ -18,24 +18,25 @@ pub struct Traffic {
     pub messages: usize,
     /// Number of elements in them.
     pub elements: usize,
-    /// Number of elements that it adds to others.
-    pub reduced: usize,
+    /// Number of elements that it receives. To add them to others costs no more than to copy them.
+    pub received: usize,
 }
 
 impl Traffic {
+    /// Returns the work of a rank that receives as much as it sends.
     const fn of(messages: usize, elements: usize) -> Self {
-        Self { messages, elements, reduced: 0 }
+        Self { messages, elements, received: elements }
     }
 
-    const fn reducing(self, reduced: usize) -> Self {
-        Self { reduced, ..self }
+    const fn receiving(self, received: usize) -> Self {
+        Self { received, ..self }
     }
 
     const fn and(self, other: Self) -> Self {
         Self {
             messages: self.messages + other.messages,
             elements: self.elements + other.elements,
-            reduced: self.reduced + other.reduced,
+            received: self.received + other.received,
         }
     }
 }
@@ -65,15 +66,14 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
     let of = Traffic::of;
     let others = n - 1;
     match (spec.operation, spec.algorithm) {
-        (Operation::AllReduce(_), Ring) => {
-            of(2 * others, 2 * count - size(rank + 1) - size(rank + 2)).reducing(count - size(rank))
-        }
+        (Operation::AllReduce(_), Ring) => of(2 * others, 2 * count - size(rank + 1) - size(rank + 2))
+            .receiving(2 * count - size(rank) - size(rank + 1)),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
             match surplus_messages(rank, n) {
                 Ok(messages) => of(messages, messages * count),
                 Err(back) => {
                     let steps = largest_power_of_two(n).ilog2() as usize;
-                    of(steps + back, (steps + back) * count).reducing((steps + back) * count)
+                    of(steps + back, (steps + back) * count)
                 }
             }
         }
@@ -89,48 +89,43 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
                 let doubling: usize =
                     (0..steps).map(|s| rank >> s << s).zip(0..).map(|(at, s)| block(at..at + (1 << s))).sum();
                 of(2 * steps + back, count - block(rank..rank + 1) + doubling + back * count)
-                    .reducing(doubling + back * count)
             }
         },
-        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => {
-            of(others, others * count).reducing(others * count)
-        }
-        (Operation::AllReduce(_), Direct) => {
-            of(2 * others, count - size(rank) + others * size(rank)).reducing(others * size(rank))
-        }
+        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => of(others, others * count),
+        (Operation::AllReduce(_), Direct) => of(2 * others, count - size(rank) + others * size(rank)),
         (Operation::Broadcast { root }, HalvingDoubling) => {
             // The chunks of all ranks except the root, which sends each of them once.
             let place = (rank + n - root.index()) % n;
             if place == 0 {
-                of(others, count)
+                of(others, count).receiving(0)
             } else {
-                of(n - 2, (n - 2) * chunk_range(count, others, place - 1).len())
+                of(n - 2, (n - 2) * chunk_range(count, others, place - 1).len()).receiving(count)
             }
         }
         (Operation::Broadcast { root }, algorithm) => {
             let children = children((rank + n - root.index()) % n, n, algorithm);
-            of(children, children * count)
+            of(children, children * count).receiving(usize::from(rank != root.index()) * count)
         }
         (Operation::Reduce { root, .. }, HalvingDoubling) => {
             let back = usize::from(rank != root.index());
-            of(others + back, count - size(rank) + back * size(rank)).reducing(others * size(rank))
+            of(others + back, count - size(rank) + back * size(rank))
+                .receiving(others * size(rank) + (1 - back) * (count - size(rank)))
         }
         (Operation::Reduce { root, .. }, algorithm) => {
             let up = usize::from(rank != root.index());
             let children = children((rank + n - root.index()) % n, n, algorithm);
-            of(up, up * count).reducing(children * count)
+            of(up, up * count).receiving(children * count)
         }
         (Operation::Gather { root }, _) => {
             let up = usize::from(rank != root.index());
-            of(up, up * count)
+            of(up, up * count).receiving((1 - up) * others * count)
         }
         (Operation::Scatter { root }, _) => {
             let messages = if rank == root.index() { others } else { 0 };
-            of(messages, messages * count)
+            of(messages, messages * count).receiving(usize::from(messages == 0) * count)
         }
-        (Operation::Send { .. }, _) => of(1, count),
-        (Operation::Recv { .. }, _) => of(0, 0),
-        (Operation::ReduceScatter(_), _) => of(others, others * count).reducing(others * count),
+        (Operation::Send { .. }, _) => of(1, count).receiving(0),
+        (Operation::Recv { .. }, _) => of(0, 0).receiving(count),
         // One chunk to each of the other ranks, in a ring or directly.
         (_, Ring | Direct) => of(others, others * count),
         (operation, algorithm @ (RecursiveDoubling | HalvingDoubling | Hierarchical)) => {
@@ -149,12 +144,12 @@ fn hierarchical(count: usize, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
     let chunk = chunk_range(count, chunks, place).len();
     let within = Traffic::of(chunks - 1 + siblings, count - chunk + siblings * chunk);
     let between = if exchanges_whole(h, chunk) {
-        Traffic::of(h - 1, (h - 1) * chunk).reducing((h - 1) * chunk)
+        Traffic::of(h - 1, (h - 1) * chunk)
     } else {
         let piece = chunk_range(chunk, h, host).len();
-        Traffic::of(2 * (h - 1), chunk - piece + (h - 1) * piece).reducing((h - 1) * piece)
+        Traffic::of(2 * (h - 1), chunk - piece + (h - 1) * piece)
     };
-    [within.reducing(siblings * chunk), between]
+    [within, between]
 }
 
 /// Returns `Ok(messages)` for a surplus rank, and `Err(messages back to its surplus rank)` for the others.
@@ -233,8 +228,9 @@ pub struct LinkModel {
     pub within: LinkCost,
     /// Cost of the links between hosts.
     pub between: LinkCost,
-    /// Processor time to reduce one byte, in seconds.
-    pub reduce: f64,
+    /// True if a rank sends and receives at the same time, as over wires. Otherwise processors copy, and each end of a link takes half
+    /// of the time of a byte.
+    pub is_duplex: bool,
     /// Time until a rank runs in place of another that shares its processor, in seconds.
     pub switch: f64,
     /// Number of ranks that can move data at the same time: of those that share CPUs, as many as there are CPUs.
@@ -242,18 +238,18 @@ pub struct LinkModel {
 }
 
 impl LinkModel {
-    /// Creates a model in which all links are like this one, each rank of `ranks` has a processor, and reducing takes no time: a
-    /// bound for measured times.
+    /// Creates a model in which all links are like this one and duplex, and each rank of `ranks` has a processor: a bound for measured
+    /// times.
     pub const fn bound(link: LinkCost, ranks: usize) -> Self {
-        Self { within: link, between: link, reduce: 0.0, switch: 0.0, parallel: ranks }
+        Self { within: link, between: link, is_duplex: true, switch: 0.0, parallel: ranks }
     }
 }
 
 /// Returns the expected time of a call. A single rank takes none.
 ///
-/// The time includes all ranks' messages, bytes and reductions, as far as they cannot run in parallel, plus, for each round, a
-/// latency, and a switch for every other rank that shares the processor: a receiver runs after those. Pipelining hides neither: on
-/// one host the bottleneck is the processors that copy, not the wires.
+/// The time includes all ranks' messages and bytes, as far as they cannot run in parallel, plus, for each round, a latency, and a
+/// switch for every other rank that shares the processor: a receiver runs after those. Pipelining hides neither: on one host the
+/// bottleneck is the processors that copy, not the wires.
 pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
     let n = hosts.world_size();
     if n < 2 {
@@ -261,25 +257,25 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
     }
     let parallel = model.parallel.clamp(1, n) as f64;
     let rounds = rounds_by_level(spec, hosts);
-    // At each level: the work of all ranks, and the maximum of one rank.
+    // At each level: the work of all ranks, and the maximum number of elements that occupies one rank.
     let mut sums = [Traffic::default(); 2];
-    let mut most = [Traffic::default(); 2];
+    let mut most = [0.0f64; 2];
     for levels in (0..n).map(|rank| by_level(spec, rank, hosts)) {
         for (level, one) in levels.into_iter().enumerate() {
             sums[level] = sums[level].and(one);
-            most[level].elements = most[level].elements.max(one.elements);
-            most[level].reduced = most[level].reduced.max(one.reduced);
+            let (sent, received) = (one.elements as f64, one.received as f64);
+            let of_rank = if model.is_duplex { sent.max(received) } else { (sent + received) / 2.0 };
+            most[level] = most[level].max(of_rank);
         }
     }
     // A single busy rank (a root) limits the time as much as the sum over ranks does.
     let waits = ((n as f64 / parallel).ceil() - 1.0) * model.switch;
-    let bytes = |all: usize, most: usize| (all as f64 / parallel).max(most as f64) * element_size as f64;
     let seconds = [model.within, model.between].into_iter().enumerate().map(|(level, link)| {
-        let (sum, most) = (sums[level], most[level]);
+        let sum = sums[level];
+        let elements = (sum.elements as f64 / parallel).max(most[level]);
         rounds[level] as f64 * (link.latency + waits)
             + sum.messages as f64 / parallel * link.message
-            + bytes(sum.elements, most.elements) * link.byte
-            + bytes(sum.reduced, most.reduced) * model.reduce
+            + elements * element_size as f64 * link.byte
     });
     Duration::from_secs_f64(seconds.sum())
 }

@@ -98,11 +98,14 @@ impl Program {
         self.nodes.iter().map(|n| if let Node::Send { region, .. } = n { region.len() } else { 0 }).sum()
     }
 
-    /// Returns the number of elements that this rank adds to others.
-    pub fn elements_reduced(&self) -> usize {
+    /// Returns the number of elements that this rank receives.
+    pub fn elements_received(&self) -> usize {
         let of = |node: &Node| match node {
-            Node::Reduce { into, sources, .. } => into.len() * (sources.len() - 1),
-            Node::Send { .. } | Node::Receive { .. } => 0,
+            Node::Receive { region, .. } => region.len(),
+            Node::Reduce { into, sources, .. } => {
+                into.len() * sources.iter().filter(|source| matches!(source, Source::Peer(_))).count()
+            }
+            Node::Send { .. } => 0,
         };
         self.nodes.iter().map(of).sum()
     }
