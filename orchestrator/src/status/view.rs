@@ -46,19 +46,15 @@ pub fn list(jobs: &[Job], screen: Screen) -> String {
     table::table(&columns, &rows, screen)
 }
 
-/// Formats one job: a line about it, a row for each rank, and the troubles. At most `rows` ranks, those with trouble first.
-pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
+/// Formats one job: a line about it, a row for each rank, and the troubles.
+pub fn table(job: &Job, screen: Screen) -> String {
     let (ranks, up) = (plural(job.world_size as usize, "rank"), milliseconds(job.uptime_ms));
     let head =
         format!("job {} ({} on {}): {ranks}, epoch {}, up {up}", job.name, job.pid, job.host, job.epoch);
-    let shown = choose(&job.ranks, rows);
     let program = table::cut(&job.program, screen.width.unwrap_or(usize::MAX));
     let mut text = format!("{}\n{program}\n", table::wrap(&head, 0, screen));
-    text += &rank_table(&shown, screen);
-    if shown.len() < job.ranks.len() {
-        let _ = writeln!(text, "… and {} more", plural(job.ranks.len() - shown.len(), "rank"));
-    }
-    for rank in &shown {
+    text += &rank_table(&job.ranks, screen);
+    for rank in &job.ranks {
         let Some(why) = explain(rank) else { continue };
         for line in table::wrap(&format!("rank {} {why}", rank.rank), 2, screen).lines() {
             let _ = writeln!(text, "{}", screen.paint(Tone::Bad, line));
@@ -67,16 +63,7 @@ pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
     text
 }
 
-/// Chooses at most `most` ranks, those with trouble first, in rank order.
-fn choose(ranks: &[Rank], most: usize) -> Vec<&Rank> {
-    let mut chosen: Vec<&Rank> = ranks.iter().collect();
-    chosen.sort_by_key(|rank| !is_wrong(rank));
-    chosen.truncate(most);
-    chosen.sort_by_key(|rank| rank.rank);
-    chosen
-}
-
-fn rank_table(ranks: &[&Rank], screen: Screen) -> String {
+fn rank_table(ranks: &[Rank], screen: Screen) -> String {
     // Programs that do not use the library are described by the kernel alone.
     if ranks.iter().all(|rank| rank.report.is_none()) {
         let columns = [
@@ -88,7 +75,7 @@ fn rank_table(ranks: &[&Rank], screen: Screen) -> String {
             Column::right("memory").drop_priority(1),
             Column::right("pid").drop_priority(4),
         ];
-        let row = |rank: &&Rank| -> Vec<Cell> {
+        let row = |rank: &Rank| -> Vec<Cell> {
             let letter = rank.process_state.as_ref().and_then(|state| state.chars().next());
             vec![
                 rank.rank.to_string().into(),
@@ -398,7 +385,7 @@ mod tests {
 
     #[test]
     fn the_table_says_who_waits_and_for_whom() {
-        let text = table(&job(), usize::MAX, Screen::PLAIN);
+        let text = table(&job(), Screen::PLAIN);
         let expected = "\
 job demo (99 on node0): 3 ranks, epoch 1, up 61 s
 ./engine
@@ -413,17 +400,10 @@ rank 2 makes no progress: it has not begun call 41 (all_reduce) of group 'world'
 
     #[test]
     fn in_a_narrow_terminal_the_state_and_the_call_stay() {
-        let text = table(&job(), usize::MAX, Screen { width: Some(50), color: false });
+        let text = table(&job(), Screen { width: Some(50), color: false });
         assert!(text.contains("rank  state        last call"), "{text}");
         assert!(!text.contains("pid") && !text.contains("p99"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 50), "{text}");
-    }
-
-    #[test]
-    fn a_short_terminal_shows_ranks_with_trouble_first() {
-        let text = table(&job(), 2, Screen::PLAIN);
-        assert!(text.contains("\n   0  running") && text.contains("\n   2  no progress"), "{text}");
-        assert!(!text.contains("\n   1  running") && text.contains("… and 1 rank more\n"), "{text}");
     }
 
     #[test]
@@ -447,7 +427,7 @@ rank 2 makes no progress: it has not begun call 41 (all_reduce) of group 'world'
         let mut job = job();
         let report = job.ranks[0].report.as_mut().expect("a report");
         report.gpu = Some(Gpu { uuid: "GPU-1".into(), lost: true, ..Gpu::default() });
-        let text = table(&job, usize::MAX, Screen::PLAIN);
+        let text = table(&job, Screen::PLAIN);
         assert!(text.contains("rank 0 has lost its GPU") && text.contains("  lost  "), "{text}");
         let value: Value = serde_json::from_str(&json(&[job])).expect("one object");
         let gpu = &value["jobs"][0]["ranks"][0]["gpu"];

@@ -264,7 +264,7 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
         for (level, one) in levels.into_iter().enumerate() {
             sums[level] = sums[level].and(one);
             let (sent, received) = (one.elements as f64, one.received as f64);
-            let of_rank = if model.is_duplex { sent.max(received) } else { (sent + received) / 2.0 };
+            let of_rank = if model.is_duplex { sent.max(received) } else { sent.midpoint(received) };
             most[level] = most[level].max(of_rank);
         }
     }

@@ -58,11 +58,6 @@ pub(crate) fn is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Returns the number of lines of the terminal that is standard output.
-pub(crate) fn height() -> Option<usize> {
-    terminal_size::terminal_size_of(std::io::stdout()).map(|(_, height)| height.0.into())
-}
-
 impl Args {
     pub(crate) fn stdout(&self) -> Screen {
         self.screen(&std::io::stdout())

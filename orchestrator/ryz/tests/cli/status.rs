@@ -163,9 +163,7 @@ fn without_a_job_the_error_says_where_it_looked_and_what_to_do() {
     let stderr = text(&output.stderr);
     assert!(stderr.contains("no job of user ") && stderr.contains(&runtime), "{stderr}");
     assert!(stderr.contains("`ryz launch`"), "{stderr}");
-    for (wrong, code) in [(["--watch", "0"], 2), (["no-such-job", "--once"], 1)] {
-        assert_eq!(status(&runtime, &wrong).status.code(), Some(code));
-    }
+    assert_eq!(status(&runtime, &["no-such-job"]).status.code(), Some(1));
 }
 
 #[test]
@@ -200,23 +198,6 @@ fn several_jobs_are_listed_and_each_is_shown_by_its_name() {
     assert!(list.starts_with("job ") && list.lines().count() == 4, "{list}");
     let right = text(&status(&runtime, &["right"]).stdout);
     assert!(right.starts_with("job right (") && right.contains("2 ranks"), "{right}");
-}
-
-#[test]
-fn watching_ends_with_the_job() {
-    let (_folder, runtime) = private();
-    let run = Run::new(&["launch", "-n", "1", "--", "sleep", "600"], &[("XDG_RUNTIME_DIR", &runtime)]);
-    job_with(&runtime, |job| job["ranks"][0]["state"] == "running");
-    let watch = Run::new(&["status", "--watch", "0.1", "--format", "json"], &[("XDG_RUNTIME_DIR", &runtime)]);
-    assert!(eventually(|| (watch.unread()[0] > 0).then_some(())).is_some(), "nothing is shown");
-    run.signal(Signal::TERM);
-    run.finish();
-    let output = watch.finish();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    for line in text(&output.stdout).lines() {
-        let shown: Value = serde_json::from_str(line).expect("JSON in each line");
-        assert_eq!(shown["jobs"][0]["world_size"], 1);
-    }
 }
 
 /// Bytes that each rank on a GPU holds.

@@ -6,11 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::support::{Run, eventually};
+use crate::support::eventually;
 
 /// A command on a terminal with the given number of columns.
 struct Session {
@@ -22,10 +21,6 @@ struct Session {
 
 impl Session {
     fn start(arguments: &[&str], columns: u16) -> Self {
-        Self::start_in(arguments, columns, &[])
-    }
-
-    fn start_in(arguments: &[&str], columns: u16, environment: &[(&str, &str)]) -> Self {
         let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&screen).expect("granted");
         unlockpt(&screen).expect("unlocked");
@@ -36,7 +31,6 @@ impl Session {
         let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
             .args(arguments)
             .env("RYZ_PROCESS_GROUP__BACKEND", "tcp")
-            .envs(environment.iter().copied())
             .env_remove("NO_COLOR")
             .env("TERM", "xterm")
             .stdin(Stdio::null())
@@ -176,21 +170,4 @@ fn a_terminal_gets_text_and_figures_and_a_pipe_json() {
 fn more_is_logged_where_that_is_asked_for() {
     let screen = Session::start(&["launch", "-n", "2", "-v"], 100).succeed();
     assert!(screen.contains(" INFO ") && screen.contains("backend tcp"), "{screen}");
-}
-
-#[test]
-fn status_is_redrawn_in_its_place_until_the_job_ends() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let environment = [("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path"))];
-    let run = Run::new(&["launch", "-n", "3", "--", "sleep", "600"], &environment);
-    let serves = || std::fs::read_dir(folder.path()).is_ok_and(|mut sockets| sockets.next().is_some());
-    eventually(|| serves().then_some(())).expect("the job serves its state");
-    let session = Session::start_in(&["status"], 60, &environment);
-    let redrawn = || String::from_utf8_lossy(&session.written.lock().expect("no panic")).contains("A\x1b[J");
-    eventually(|| redrawn().then_some(())).expect("the table is redrawn");
-    run.signal(Signal::TERM);
-    run.finish();
-    let screen = session.succeed();
-    assert!(screen.contains("rank  state") && screen.trim_end().ends_with("the job has ended"), "{screen}");
-    assert!(screen.lines().all(|line| line.chars().count() <= 60), "{screen}");
 }
