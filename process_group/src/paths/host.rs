@@ -14,6 +14,8 @@ const TCP: LinkCost = LinkCost { latency: 12e-6, message: 5e-6, byte: 0.45e-9 };
 const UNIX: LinkCost = LinkCost { latency: 2.3e-6, message: 2.5e-6, byte: 0.32e-9 };
 /// Cost of memory that two processes share.
 const SHARED: LinkCost = LinkCost { latency: 1.4e-6, message: 0.35e-6, byte: 0.2e-9 };
+/// Time to copy or reduce what another processor wrote, as a share of the time to write it.
+const RECEIVE: f64 = 0.5;
 /// Time until a rank runs in place of another that shares its processor, in seconds.
 const SWITCH: f64 = 7e-6;
 
@@ -84,7 +86,7 @@ pub(crate) fn table(
     });
     let within = if matches!(links, Links::Sockets(_)) { UNIX } else { SHARED };
     let model =
-        LinkModel { within, between: TCP, is_duplex: false, switch: SWITCH, parallel: topology.parallel };
+        LinkModel { within, between: TCP, receive: RECEIVE, switch: SWITCH, parallel: topology.parallel };
     let fallback = Fallback::Cheapest { model, hosts: hosts.clone() };
     let table = PathTable::new(hosts.world_size(), paths, rules, fallback)
         .demanding(demand.map(|algorithm| links.path(algorithm)));

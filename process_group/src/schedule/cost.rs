@@ -228,9 +228,8 @@ pub struct LinkModel {
     pub within: LinkCost,
     /// Cost of the links between hosts.
     pub between: LinkCost,
-    /// True if a rank sends and receives at the same time, as over wires. Otherwise processors copy, and each end of a link takes half
-    /// of the time of a byte.
-    pub is_duplex: bool,
+    /// Time to receive a byte, as a share of the time to send it. A rank does both at the same time.
+    pub receive: f64,
     /// Time until a rank runs in place of another that shares its processor, in seconds.
     pub switch: f64,
     /// Number of ranks that can move data at the same time: of those that share CPUs, as many as there are CPUs.
@@ -241,7 +240,7 @@ impl LinkModel {
     /// Creates a model in which all links are like this one and duplex, and each rank of `ranks` has a processor: a bound for measured
     /// times.
     pub const fn bound(link: LinkCost, ranks: usize) -> Self {
-        Self { within: link, between: link, is_duplex: true, switch: 0.0, parallel: ranks }
+        Self { within: link, between: link, receive: 1.0, switch: 0.0, parallel: ranks }
     }
 }
 
@@ -264,8 +263,7 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
         for (level, one) in levels.into_iter().enumerate() {
             sums[level] = sums[level].and(one);
             let (sent, received) = (one.elements as f64, one.received as f64);
-            let of_rank = if model.is_duplex { sent.max(received) } else { sent.midpoint(received) };
-            most[level] = most[level].max(of_rank);
+            most[level] = most[level].max(sent).max(received * model.receive);
         }
     }
     // A single busy rank (a root) limits the time as much as the sum over ranks does.
