@@ -30,9 +30,11 @@ fn choose_paths(
                 let path = there.iter().find(|path| is_it(&path.to_string()));
                 chosen.push(Some(*path.ok_or_else(|| {
                     let names: Vec<String> = there.iter().map(ToString::to_string).collect();
-                    // The reason is that of the links: `described` has it for one of their schedules.
+                    let told = described.iter().find(|(path, _)| is_it(&path.to_string()));
+                    // Links that the group lacks are described by one of their schedules.
                     let links = |path: &str| path.split('/').next().map(str::to_owned);
-                    let told = described.iter().find(|(path, _)| links(&path.to_string()) == links(name));
+                    let has_links = |(path, _): &&(Path, String)| links(&path.to_string()) == links(name);
+                    let told = told.or_else(|| described.iter().find(has_links));
                     let why = told.and_then(|(_, told)| told.strip_prefix("never: "));
                     let why = why.map_or_else(String::new, |why| format!(": {why}"));
                     Error::Configuration(format!(
@@ -71,9 +73,12 @@ mod tests {
 
     #[test]
     fn paths_are_named_in_full_or_by_their_last_word() {
-        let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
-        let told =
-            [(Path::SharedMemory(Algorithm::Direct), "never: the ranks are on several hosts".to_owned())];
+        let mut there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
+        there.retain(|path| *path != Path::Tcp(Algorithm::Hierarchical));
+        let told = [
+            (Path::SharedMemory(Algorithm::Direct), "never: the ranks are on several hosts".to_owned()),
+            (Path::Tcp(Algorithm::Hierarchical), "never: each rank has a host of its own".to_owned()),
+        ];
         let choose = |names: &[&str]| {
             choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there, &told)
         };
@@ -85,5 +90,9 @@ mod tests {
         assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
         let error = choose(&["shared_memory/ring"]).unwrap_err().to_string();
         assert!(error.contains("no such path here: the ranks are on several hosts;"), "{error}");
+        for name in ["hierarchical", "tcp/hierarchical"] {
+            let error = choose(&[name]).unwrap_err().to_string();
+            assert!(error.contains("no such path here: each rank has a host of its own;"), "{error}");
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! `ryz explain`
 
-use std::io;
+use std::io::{self, BufRead};
 
 use anyhow::Context as _;
-use ryzanstein_orchestrator::catalogue;
+use ryzanstein_orchestrator::catalogue::{self, Found};
 
 use crate::command::screen;
 
@@ -26,6 +26,9 @@ pub(crate) struct Args {
     format: screen::Format,
 }
 
+/// Number of bytes after which a log is taken to be endless, such as a device.
+const LONGEST_LOG: u64 = 16 << 30;
+
 /// Advice if nothing is known.
 const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` lists those that are known. Errors of NCCL say more \
                        with NCCL_DEBUG=WARN, ours with RYZ_LOG__LEVEL=debug, and `ryz doctor` examines this machine";
@@ -41,7 +44,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         return Ok(0);
     }
     let found = match args.text.as_slice() {
-        [dash] if dash == "-" => catalogue::scan(io::stdin().lock()).context("cannot read standard input")?,
+        [dash] if dash == "-" => read(io::stdin().lock(), LONGEST_LOG)?,
         words => catalogue::scan(words.join(" ").as_bytes())?,
     };
     if is_json {
@@ -51,4 +54,29 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
     anyhow::ensure!(!found.is_empty(), UNKNOWN);
     Ok(0)
+}
+
+/// Explains a log of less than `longest` bytes.
+fn read(log: impl BufRead, longest: u64) -> anyhow::Result<Vec<Found>> {
+    let mut log = log.take(longest);
+    let found = catalogue::scan(&mut log).context("cannot read standard input")?;
+    anyhow::ensure!(
+        log.limit() > 0,
+        "cannot read standard input: it does not end after {} MiB; give the end of the log: tail -c 64M LOG | ryz explain -",
+        longest >> 20
+    );
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_ends_is_refused() {
+        let endless = io::BufReader::new(io::repeat(0));
+        let error = read(endless, 8 << 20).expect_err("endless").to_string();
+        assert!(error.contains("does not end after 8 MiB") && error.contains("tail -c"), "{error}");
+        assert!(read(&b"nothing is wrong\n"[..], 18).expect("it ends").is_empty());
+    }
 }
