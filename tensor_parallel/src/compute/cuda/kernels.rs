@@ -37,8 +37,8 @@ const ATTENTION: &str = concat!(
 pub(super) enum Source {
     /// Operations on elements and rows: the types of the activations and of the other operand.
     Rows(DType, DType),
-    /// Matrix times vector: the types of the vector, the matrix and the product.
-    Vector(DType, DType, DType),
+    /// Matrix times vector: the types of the vector, the matrix and the product, and the rows of a block.
+    Vector(DType, DType, DType, u32),
     /// Products of several rows on the tensor cores of Hopper: the types of the operands and of the product, and its tiles.
     Gemm(DType, DType, Tiles),
     /// Attention: type, length of a head, query heads per key/value head, and the variant.
@@ -61,12 +61,13 @@ impl Source {
             Self::Rows(element, other) => {
                 (ROWS, vec![("ELEMENT", element.to_string()), ("OTHER", other.to_string())])
             }
-            Self::Vector(element, other, result) => (
+            Self::Vector(element, other, result, rows) => (
                 VECTOR,
                 vec![
                     ("ELEMENT", element.to_string()),
                     ("OTHER", other.to_string()),
                     ("RESULT", result.to_string()),
+                    ("ROWS", rows.to_string()),
                 ],
             ),
             Self::Gemm(element, result, tiles) => {
@@ -136,7 +137,9 @@ mod tests {
             for element in types {
                 for other in types {
                     sources.push(Source::Rows(element, other));
-                    sources.extend(types.map(|result| Source::Vector(element, other, result)));
+                    for rows in [2, 4] {
+                        sources.extend(types.map(|result| Source::Vector(element, other, result, rows)));
+                    }
                 }
                 if element != DType::F32 && capability == (9, 0) {
                     for tiles in Tiles::all() {

@@ -18,7 +18,6 @@ use crate::tensor::Tensor;
 
 /// Threads of a block, as in `vector.cu`.
 const VECTOR_THREADS: u32 = 128;
-const VECTOR_ROWS: usize = 2;
 /// Rows of `x` whose products of parts are in memory at once.
 const ROWS_OF_LEAVES: usize = 512;
 /// The maximum number of rows for which our kernel is faster than cuBLASLt.
@@ -206,16 +205,19 @@ impl Kernels {
         out: &mut Tensor,
     ) -> Result<()> {
         let (m, n, k) = (rows.len(), matrix.rows() / leaves, matrix.columns());
-        let outputs = if is_gated { n / VECTOR_ROWS } else { n };
+        let outputs = if is_gated { n / 2 } else { n };
         let fits =
             [matrix.rows(), x.columns()] == [leaves * n, leaves * k] && out.count() == leaves * m * outputs;
-        if !fits || rows.end > x.rows() || (is_gated && (outputs * VECTOR_ROWS != n || leaves != 1)) {
+        if !fits || rows.end > x.rows() || (is_gated && (outputs * 2 != n || leaves != 1)) {
             return Err(Error::shape_mismatch("product", matrix, x));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
             return Err(Error::shape_mismatch("bias", matrix, bias));
         }
-        let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype());
+        // A thread has eight loads in flight: where a row is too short for four, the block takes more rows.
+        let step = VECTOR_THREADS as usize * 16 / x.dtype().size().max(matrix.dtype().size());
+        let of_block = if k > 2 * step { 2 } else { 4 };
+        let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype(), of_block);
         let sizes = [
             to_u32("rows", n)?,
             to_u32("columns", k)?,
@@ -235,11 +237,11 @@ impl Kernels {
                 }
                 call.value(stride).value((leaf * k) as u64);
                 let vectors = (m - first).min(MOST_BLOCKS_Y as usize) as u32;
-                // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, VECTOR_ROWS of the leaf's
+                // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, `of_block` of the leaf's
                 // `n` rows of the matrix, and as many floats of the bias unless it is null, and writes as many elements of that row of
                 // the leaf in `out`, or one if it is gated: checked above. It reads the matrix before the previous kernel has ended only
                 // if no kernel has written it.
-                unsafe { call.launch([n.div_ceil(VECTOR_ROWS) as u32, vectors], VECTOR_THREADS) }?;
+                unsafe { call.launch([n.div_ceil(of_block as usize) as u32, vectors], VECTOR_THREADS) }?;
             }
         }
         Ok(())

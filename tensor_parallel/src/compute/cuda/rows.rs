@@ -19,6 +19,19 @@ use crate::tensor::Tensor;
 /// Levels of the largest tree of `sum_of_leaves`.
 const MOST_LEVELS: u32 = LEAVES.ilog2();
 
+/// Checks the operands of a norm: `y` and `out` are like `x`, and the weight is as long as a row.
+fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
+    if weight.count() != x.columns() {
+        return Err(Error::shape_mismatch("norm", x, weight));
+    }
+    for other in [y, out] {
+        if other.shape() != x.shape() || other.dtype() != x.dtype() {
+            return Err(Error::shape_mismatch("norm", x, other));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the number of threads that normalise a row: one for each access of 16 bytes, if the row is short enough.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
     let elements = 16 / x.dtype().size().max(weight.dtype().size());
@@ -168,20 +181,10 @@ impl Kernels {
     /// # Errors
     /// Returns an error if the weight is not as long as a row, or if shape or type of `out` differ from those of `x`.
     pub(super) fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32, out: &mut Tensor) -> Result<()> {
-        let columns = x.columns();
-        if weight.count() != columns {
-            return Err(Error::shape_mismatch("norm", x, weight));
-        }
-        if out.count() != x.count() || out.dtype() != x.dtype() {
-            return Err(Error::shape_mismatch("norm", x, out));
-        }
-        let rows = to_u32("rows", x.rows())?;
-        let threads = norm_threads(x, weight);
-        let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "rms_norm");
-        call.read(x)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
-        // SAFETY: a block reads a row of `x` and the weight, both of `columns` elements, and writes a row of `out`, which has
-        // as many: checked above.
-        unsafe { call.launch([rows, 1], threads) }
+        check_norm(x, x, weight, out)?;
+        let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
+        call.read(x)?.read_optional(None)?;
+        self.launch_norm(call, weight, epsilon, out)
     }
 
     /// Computes `x += y`, then `out` as [`rms_norm`](Self::rms_norm) does.
@@ -195,21 +198,27 @@ impl Kernels {
         (weight, epsilon): (&Tensor, f32),
         out: &mut Tensor,
     ) -> Result<()> {
-        let columns = x.columns();
-        if weight.count() != columns {
-            return Err(Error::shape_mismatch("norm", x, weight));
-        }
-        for other in [y, &*out] {
-            if other.shape() != x.shape() || other.dtype() != x.dtype() {
-                return Err(Error::shape_mismatch("sum and norm", x, other));
-            }
-        }
-        let rows = to_u32("rows", x.rows())?;
-        let threads = norm_threads(x, weight);
+        check_norm(x, y, weight, out)?;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
-        call.write(x)?.read(y)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
-        // SAFETY: a block reads a row of `x`, of `y` and the weight, all of `columns` elements, and writes a row of `x` and of
-        // `out`: checked above.
+        call.write(x)?.read_optional(Some(y))?;
+        self.launch_norm(call, weight, epsilon, out)
+    }
+
+    /// Launches a norm whose first operands have been given.
+    fn launch_norm<'a>(
+        &'a self,
+        mut call: KernelCall<'a>,
+        weight: &'a Tensor,
+        epsilon: f32,
+        out: &'a mut Tensor,
+    ) -> Result<()> {
+        let (rows, columns) = (to_u32("rows", out.rows())?, to_u32("columns", out.columns())?);
+        let threads = norm_threads(out, weight);
+        let is_settled = u32::from(self.here(weight)?.is_settled());
+        call.read(weight)?.write(out)?.value(columns).value(epsilon).value(is_settled);
+        // SAFETY: a block reads a row of `x`, of `y` unless it is null, and the weight, and writes a row of `out` and, if there is a `y`,
+        // of `x`. All have `columns` elements: see `check_norm`. It reads the weight before the previous kernel has ended only if no
+        // kernel has written it.
         unsafe { call.launch([rows, 1], threads) }
     }
 

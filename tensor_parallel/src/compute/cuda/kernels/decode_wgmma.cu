@@ -35,6 +35,9 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     wait_for_previous();
     qkv += row * row_length(shape);
     rotations += (u64)row * HALF;
+    const ELEMENT *own_key = qkv + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM, *own_value = own_key + (u64)shape.kv_heads * HEAD_DIM;
+    const Rotated new_key(own_key, rotations, threadIdx.x % PAIRS);
+    const Pack<u32, 4> new_value = *(const Pack<u32, 4>*)(own_value + threadIdx.x % (HEAD_DIM / 8) * 8);
     load_queries<DECODE_THREADS>(queries, qkv, rotations, shape, kv_head, first_head, GROUP);
 
     const int warp = threadIdx.x / 32;
@@ -53,8 +56,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         wait_for_loads<1>();
         if (has_new) {
             if (threadIdx.x < PAIRS) {
-                const ELEMENT* from = qkv + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM;
-                const Rotated both(from, rotations, threadIdx.x);
+                const Rotated& both = new_key;
                 store_part(key_tile + place(in_tile, threadIdx.x, KEY_BYTES), both.low);
                 store_part(key_tile + place(in_tile, threadIdx.x + PAIRS, KEY_BYTES), both.high);
                 ELEMENT* to = keys + base + (u64)position * HEAD_DIM + threadIdx.x * 8;
@@ -75,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         wait_for_loads<1>();
         if (has_new) {
             if (threadIdx.x < HEAD_DIM / 8) {
-                const ELEMENT* from = qkv + (u64)((GROUP + 1) * shape.kv_heads + kv_head) * HEAD_DIM + threadIdx.x * 8;
-                const Pack<u32, 4> words = *(const Pack<u32, 4>*)from;
+                const Pack<u32, 4> words = new_value;
                 store_part(value_tile + place(in_tile, threadIdx.x, KEY_BYTES), words.of);
                 *(Pack<u32, 4>*)(values + base + (u64)position * HEAD_DIM + threadIdx.x * 8) = words;
             }

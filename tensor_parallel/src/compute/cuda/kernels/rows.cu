@@ -144,78 +144,60 @@ extern "C" __global__ void concat_columns(
     }
 }
 
-// The sum of `of(vector, i)` over the vectors of a row: N elements from i on, or one element where a row is not whole vectors. A warp
-// adds 32 neighbouring vectors, then its next 32; the block adds the sums of its warps. The `add_norm.cu` of the process group adds
-// in the same order, so that both norms have the same bits.
-template <int N, typename Of> __device__ __forceinline__ float sum_of_row(u32 columns, Of of) {
-    const u32 lane = threadIdx.x % 32;
-    float sum = 0.0f;
-    if (columns % N == 0) {
-        for (u32 i = (threadIdx.x - lane) * N; i < columns; i += blockDim.x * N)
-            sum += sum_of_warp(i + lane * N < columns ? of(Pack<ELEMENT, N>{}, i + lane * N) : 0.0f);
-    } else {
-        for (u32 i = threadIdx.x; i < columns; i += blockDim.x) sum += of(Pack<ELEMENT, 1>{}, i);
-        sum = sum_of_warp(sum);
-    }
-    return sum_of_warps(sum);
-}
-
-// Writes a row of a norm: row × scale × weight, where `squares` is the sum of the row's squares.
-__device__ __forceinline__ void scale_row(
-    const ELEMENT* row, const OTHER* weight, ELEMENT* out, float squares, u32 columns, float epsilon
+// The norm of a row in vectors of N elements. A warp adds the squares of 32 neighbouring vectors, then those of its next 32; the block adds
+// the sums of its warps. The `add_norm.cu` of the process group adds in the same order, so that both norms have the same bits.
+template <int N> __device__ __forceinline__ void norm_of(
+    ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
+    float epsilon, u32 is_settled
 ) {
-    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    float scale = 1.0f / sqrtf(squares / columns + epsilon);
-    if (columns % N == 0) {
-        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
-            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
-            Pack<OTHER, N> by = *(const Pack<OTHER, N>*)(weight + i);
-            for (int e = 0; e < N; e++) in.of[e] = narrow<ELEMENT>(widen(in.of[e]) * scale * widen(by.of[e]));
-            *(Pack<ELEMENT, N>*)(out + i) = in;
+    using Vector = Pack<ELEMENT, N>;
+    using Weights = Pack<OTHER, N>;
+    const u32 at = threadIdx.x * N, stride = blockDim.x * N, of_warp = threadIdx.x / 32 * 32 * N;
+    auto take = [&](u32 i) {
+        Vector a = *(const Vector*)(x + i);
+        if (y) {
+            const Vector b = *(const Vector*)(y + i);
+            for (int e = 0; e < N; e++) a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
+            *(Vector*)(x + i) = a;
         }
-        return;
-    }
-    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) out[i] = narrow<ELEMENT>(widen(row[i]) * scale * widen(weight[i]));
+        return a;
+    };
+    auto squares_of = [](const Vector& a) {
+        float sum = 0.0f;
+        for (auto& element : a.of) sum = __fmaf_rn(widen(element), widen(element), sum);
+        return sum;
+    };
+    // Mostly a thread has one vector, which stays in registers.
+    Vector first = {};
+    Weights weights = {};
+    if (!is_settled) wait_for_previous();
+    if (at < columns) weights = *(const Weights*)(weight + at);
+    if (is_settled) wait_for_previous();
+    if (at < columns) first = take(at);
+    float squares = sum_of_warp(squares_of(first));
+    for (u32 i = stride; i + of_warp < columns; i += stride)
+        squares += sum_of_warp(i + at < columns ? squares_of(take(i + at)) : 0.0f);
+    const float scale = 1.0f / sqrtf(sum_of_warps(squares) / columns + epsilon);
+    auto write = [&](u32 i, Vector a, const Weights& by) {
+        for (int e = 0; e < N; e++) a.of[e] = narrow<ELEMENT>(widen(a.of[e]) * scale * widen(by.of[e]));
+        *(Vector*)(out + i) = a;
+    };
+    if (at < columns) write(at, first, weights);
+    // A thread reads what it has written.
+    for (u32 i = at + stride; i < columns; i += stride) write(i, *(const Vector*)(x + i), *(const Weights*)(weight + i));
 }
 
-// x / sqrt(mean(x²) + epsilon) × weight. One block a row.
-extern "C" __global__ void rms_norm(
-    const ELEMENT* __restrict__ x, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
-) {
-    wait_for_previous();
-    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    const ELEMENT* row = x + (u64)blockIdx.x * columns;
-    float squares = sum_of_row<N>(columns, [&](auto in, u32 i) {
-        in = *(const decltype(in)*)(row + i);
-        float of_vector = 0.0f;
-        for (auto& element : in.of) of_vector = __fmaf_rn(widen(element), widen(element), of_vector);
-        return of_vector;
-    });
-    scale_row(row, weight, out + (u64)blockIdx.x * columns, squares, columns, epsilon);
-}
-
-// x += y; then the norm of x, whose elements have been rounded. One block a row.
+// out = x / sqrt(mean(x²) + epsilon) × weight, after x += y unless y is null. If `is_settled`, no kernel has written the weight. One block a
+// row.
 extern "C" __global__ void add_norm(
     ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
-    float epsilon
+    float epsilon, u32 is_settled
 ) {
-    wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     const u64 row = (u64)blockIdx.x * columns;
-    float squares = sum_of_row<N>(columns, [&](auto a, u32 i) {
-        using Vector = decltype(a);
-        a = *(const Vector*)(x + row + i);
-        const Vector b = *(const Vector*)(y + row + i);
-        float of_vector = 0.0f;
-        for (int e = 0; e < sizeof(a.of) / sizeof(ELEMENT); e++) {
-            a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
-            of_vector = __fmaf_rn(widen(a.of[e]), widen(a.of[e]), of_vector);
-        }
-        *(Vector*)(x + row + i) = a;
-        return of_vector;
-    });
-    // A thread reads what it has written.
-    scale_row(x + row, weight, out + row, squares, columns, epsilon);
+    if (y) y += row;
+    if (columns % N == 0) norm_of<N>(x + row, y, weight, out + row, columns, epsilon, is_settled);
+    else norm_of<1>(x + row, y, weight, out + row, columns, epsilon, is_settled);
 }
 
 // The norm of each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then

@@ -1,11 +1,12 @@
 // A matrix times one vector: decoding. Bound by memory, so the matrix is read once, in the widest loads, and never
 // kept in the L1 cache. Several vectors are multiplied one after the other, where gemm.cu does not apply.
 //
-// ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product.
+// ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product. A block has ROWS rows of the matrix, 2 or 4: they
+// share what is read of the vector.
 
 #define THREADS 128
-// Rows of the matrix a block: they share what is read of the vector. A gate and its up are two.
-#define ROWS 2
+// Loads of the matrix that a thread has in flight.
+#define LOADS 8
 
 template <typename T, int N> __device__ __forceinline__ Pack<T, N> stream(const T* from) {
     Pack<T, N> pack;
@@ -26,51 +27,56 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
     const ELEMENT* __restrict__ x, const OTHER* __restrict__ matrix, const float* __restrict__ bias, RESULT* __restrict__ out,
     u32 n, u32 k, u32 is_gated, u32 is_settled, u32 stride, u64 first
 ) {
-    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    constexpr int UNROLL = 4;
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N), UNROLL = LOADS / ROWS;
+    constexpr u32 STEP = THREADS * N;
+    const u32 outputs = is_gated ? n / 2 : n;
     x += (u64)blockIdx.y * stride + first;
-    out += (u64)blockIdx.y * (is_gated ? n / ROWS : n);
+    out += (u64)blockIdx.y * outputs;
+    // Gates and their ups take turns.
     u32 rows[ROWS];
     const OTHER* from[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        rows[r] = is_gated ? blockIdx.x + r * (n / ROWS) : min(blockIdx.x * ROWS + r, n - 1);
+        const u32 row = blockIdx.x * ROWS + r;
+        rows[r] = is_gated ? min(row / 2, outputs - 1) + r % 2 * outputs : min(row, n - 1);
         from[r] = matrix + (u64)rows[r] * k;
     }
     Pack<OTHER, N> weights[UNROLL][ROWS];
-    auto load = [&](u32 at) {
+    float sums[ROWS] = {};
+    u32 i = threadIdx.x * N;
+    auto is_whole = [&]() { return i + (UNROLL - 1) * STEP < k; };
+    auto load_step = [&](int u) {
         #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
+        for (int r = 0; r < ROWS; r++) weights[u][r] = stream<OTHER, N>(from[r] + i + u * STEP);
+    };
+    auto load = [&]() {
+        if (is_whole()) {
             #pragma unroll
-            for (int r = 0; r < ROWS; r++) weights[u][r] = stream<OTHER, N>(from[r] + at + u * THREADS * N);
+            for (int u = 0; u < UNROLL; u++) load_step(u);
+        } else {
+            #pragma unroll
+            for (int u = 0; u < UNROLL - 1; u++) if (i + u * STEP < k) load_step(u);
         }
     };
-    u32 i = threadIdx.x * N;
-    auto is_whole = [&]() { return k % N == 0 && i + (UNROLL - 1) * THREADS * N < k; };
+    auto multiply = [&](int u) {
+        const Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(x + i + u * STEP);
+        for (int r = 0; r < ROWS; r++) {
+            for (int e = 0; e < N; e++) sums[r] += widen(weights[u][r].of[e]) * widen(in.of[e]);
+        }
+    };
     if (!is_settled) wait_for_previous();
-    if (is_whole()) load(i);
+    if (k % N == 0) load();
     if (is_settled) wait_for_previous();
-    float sums[ROWS] = {};
-    while (is_whole()) {
-        #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(x + i + u * THREADS * N);
-            for (int r = 0; r < ROWS; r++) {
-                for (int e = 0; e < N; e++) sums[r] += widen(weights[u][r].of[e]) * widen(in.of[e]);
-            }
-        }
-        i += UNROLL * THREADS * N;
-        if (is_whole()) load(i);
-    }
     if (k % N == 0) {
-        for (; i < k; i += THREADS * N) {
-            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(x + i);
-            for (int r = 0; r < ROWS; r++) {
-                Pack<OTHER, N> weight = stream<OTHER, N>(from[r] + i);
-                for (int e = 0; e < N; e++) sums[r] += widen(weight.of[e]) * widen(in.of[e]);
-            }
+        while (is_whole()) {
+            #pragma unroll
+            for (int u = 0; u < UNROLL; u++) multiply(u);
+            i += UNROLL * STEP;
+            load();
         }
+        #pragma unroll
+        for (int u = 0; u < UNROLL - 1; u++) if (i + u * STEP < k) multiply(u);
     } else {
-        for (u32 i = threadIdx.x; i < k; i += THREADS) {
+        for (i = threadIdx.x; i < k; i += THREADS) {
             for (int r = 0; r < ROWS; r++) sums[r] += widen(from[r][i]) * widen(x[i]);
         }
     }
@@ -86,9 +92,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
         for (int w = 0; w < THREADS / 32; w++) sums[r] += shares[w][r];
     }
     if (is_gated) {
-        // Rounded as in kernels of their own.
-        const float gate = widen(narrow<RESULT>(sums[0])), up = widen(narrow<RESULT>(sums[1]));
-        out[blockIdx.x] = narrow<RESULT>(gated(gate, up));
+        for (int r = 0; r < ROWS; r += 2) {
+            // Rounded as in kernels of their own.
+            const float gate = widen(narrow<RESULT>(sums[r])), up = widen(narrow<RESULT>(sums[r + 1]));
+            out[rows[r]] = narrow<RESULT>(gated(gate, up));
+        }
     } else {
         for (int r = 0; r < ROWS; r++) out[rows[r]] = narrow<RESULT>(sums[r]);
     }
