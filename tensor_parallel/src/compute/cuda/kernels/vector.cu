@@ -8,14 +8,15 @@
 // Loads of the matrix that a thread has in flight.
 #define LOADS 8
 
-template <typename T, int N> __device__ __forceinline__ Pack<T, N> stream(const T* from) {
-    Pack<T, N> pack;
+// Elements as they lie in memory: the compiler would unpack them where they are loaded, and so wait for each load.
+template <typename T, int N> using Packed = Pack<u32, N * sizeof(T) / 4>;
+template <typename T, int N> __device__ __forceinline__ Packed<T, N> stream(const T* from) {
+    Packed<T, N> pack;
     if constexpr (sizeof(pack) == 16) {
-        u32* words = (u32*)&pack;
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from));
+            : "=r"(pack.of[0]), "=r"(pack.of[1]), "=r"(pack.of[2]), "=r"(pack.of[3]) : "l"(from));
     } else {
-        pack = *(const Pack<T, N>*)from;
+        pack = *(const Packed<T, N>*)from;
     }
     return pack;
 }
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
         rows[r] = is_gated ? min(row / 2, outputs - 1) + r % 2 * outputs : min(row, n - 1);
         from[r] = matrix + (u64)rows[r] * k;
     }
-    Pack<OTHER, N> weights[UNROLL][ROWS];
+    Packed<OTHER, N> weights[UNROLL][ROWS];
     float sums[ROWS] = {};
     u32 i = threadIdx.x * N;
     auto is_whole = [&]() { return i + (UNROLL - 1) * STEP < k; };
@@ -60,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
     auto multiply = [&](int u) {
         const Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(x + i + u * STEP);
         for (int r = 0; r < ROWS; r++) {
-            for (int e = 0; e < N; e++) sums[r] += widen(weights[u][r].of[e]) * widen(in.of[e]);
+            const Pack<OTHER, N> by = *(const Pack<OTHER, N>*)&weights[u][r];
+            for (int e = 0; e < N; e++) sums[r] += widen(by.of[e]) * widen(in.of[e]);
         }
     };
     if (!is_settled) wait_for_previous();
