@@ -40,12 +40,20 @@ impl Algorithm {
 
     /// Returns true if the algorithm supports the operation. Every operation except a barrier has a direct form.
     pub const fn suits(self, operation: Operation) -> bool {
-        match operation {
-            Operation::AllReduce(_) => true,
-            Operation::Broadcast { .. } | Operation::Reduce { .. } => !matches!(self, Self::Hierarchical),
-            Operation::AllGather | Operation::ReduceScatter(_) => matches!(self, Self::Ring | Self::Direct),
-            Operation::Barrier => matches!(self, Self::RecursiveDoubling),
-            _ => matches!(self, Self::Direct),
+        use Operation::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
+        match self {
+            Self::Ring => {
+                matches!(
+                    operation,
+                    AllReduce(_) | Broadcast { .. } | Reduce { .. } | AllGather | ReduceScatter(_)
+                )
+            }
+            Self::RecursiveDoubling => {
+                matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. } | Barrier)
+            }
+            Self::HalvingDoubling => matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. }),
+            Self::Direct => !matches!(operation, Barrier),
+            Self::Hierarchical => matches!(operation, AllReduce(_)),
         }
     }
 

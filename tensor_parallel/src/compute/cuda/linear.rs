@@ -191,7 +191,7 @@ impl Cuda {
 }
 
 impl Kernels {
-    /// Computes what [`gemm`](Self::gemm) does for some rows of `x` with the kernel of `vector.cu`, one row after the other. The products of
+    /// Computes what [`gemm`](Self::gemm) does for some rows of `x` with the kernel of `vector.cu`, each row on its own. The products of
     /// parts stay apart: `out` is `[leaves, rows, n]`, and the weight has the rows for each part in turn.
     ///
     /// # Errors
@@ -214,7 +214,7 @@ impl Kernels {
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
             return Err(Error::shape_mismatch("bias", matrix, bias));
         }
-        // A thread has eight loads in flight: where a row is too short for four, the block takes more rows.
+        // A thread has up to eight loads in flight. A row of one or two steps is too short for them, so a block takes four rows.
         let step = VECTOR_THREADS as usize * 16 / x.dtype().size().max(matrix.dtype().size());
         let of_block = if k > 2 * step { 2 } else { 4 };
         let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype(), of_block);
@@ -239,7 +239,7 @@ impl Kernels {
                 let vectors = (m - first).min(MOST_BLOCKS_Y as usize) as u32;
                 // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, `of_block` of the leaf's
                 // `n` rows of the matrix, and as many floats of the bias unless it is null, and writes as many elements of that row of
-                // the leaf in `out`, or one if it is gated: checked above. It reads the matrix before the previous kernel has ended only
+                // the leaf in `out`, or half as many if it is gated: checked above. It reads the matrix before the previous kernel has ended only
                 // if no kernel has written it.
                 unsafe { call.launch([n.div_ceil(of_block as usize) as u32, vectors], VECTOR_THREADS) }?;
             }

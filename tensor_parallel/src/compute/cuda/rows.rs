@@ -32,7 +32,8 @@ fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<(
     Ok(())
 }
 
-/// Returns the number of threads that normalise a row: one for each access of 16 bytes, if the row is short enough.
+/// Returns the number of threads that normalise a row: one for each vector, if the row is short enough. 16 bytes of the wider type are a
+/// vector.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
     let elements = 16 / x.dtype().size().max(weight.dtype().size());
     x.columns().div_ceil(elements).next_multiple_of(32).clamp(32, 1024) as u32

@@ -50,7 +50,7 @@ __device__ __forceinline__ void put(
 
 // Grid: rows, key/value heads.
 extern "C" __global__ void append(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
     ELEMENT* __restrict__ keys, ELEMENT* __restrict__ values, Shape shape
 ) {
     wait_for_previous();

@@ -187,11 +187,11 @@ __device__ __forceinline__ void attend_to_new(
     }
 }
 
-// Grid: splits of the positions; blocks of query heads, of one row after the other. The device divides the positions
+// Grid: x, splits of the positions; y, rows and blocks of their query heads. The device divides the positions
 // into splits, as their number grows from launch to launch. The last split has the new position; the last one to finish combines all.
 // `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch, ELEMENT* keys,
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
     // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.

@@ -7,12 +7,12 @@
 // Blocks that share the query heads of a group.
 constexpr u32 PARTS_OF_GROUP = ceil_div(GROUP, WARP_GROUP_QUERIES);
 
-// Split-KV, as in flash decoding. Grid: splits of the tiles of keys; parts of groups of query heads, of one row after the other. A block
+// Split-KV, as in flash decoding. Grid: x, splits of the tiles of keys; y, rows and parts of their groups of query heads. A block
 // takes every gridDim.x-th tile. Blocks with the last tile put the new key and value into the cache. If there are several splits, each
 // tile leaves its weighted values and its softmax in `partial`. The last block of a part to finish adds them in ascending order.
 // `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch, ELEMENT* keys,
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
     extern __shared__ unsigned char memory[];
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const u32 across = shape.kv_heads * PARTS_OF_GROUP, row = blockIdx.y / across, kv_head = blockIdx.y % across / PARTS_OF_GROUP;
     const u32 first_head = blockIdx.y % PARTS_OF_GROUP * WARP_GROUP_QUERIES, position = batch[row];
     const u32 first = first_seen(shape, position + 1) / WGMMA_KEYS, tiles = position / WGMMA_KEYS + 1 - first;
-    // There is at least one tile, whose block waits, so this kernel does not end before the previous one.
+    // There is at least one tile, whose block waits. So this kernel ends after the previous one, on which the next one relies.
     if (blockIdx.x >= tiles) return;
     const u64 base = base_of(shape, batch[shape.rows + row], kv_head);
     const ELEMENT *key = keys + base, *value = values + base;

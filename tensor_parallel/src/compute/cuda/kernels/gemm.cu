@@ -91,7 +91,7 @@ template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load)
 // Grid: blocks, each of which takes every gridDim.x-th part of the tiles. The last part of a tile to finish adds
 // all: `partial` has [BLOCKS, TOKENS, ROWS] sums for each tile, and `arrivals` a counter, which is zero before and after.
 extern "C" __global__ void __launch_bounds__(THREADS) gemm(
-    const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const float* __restrict__ bias,
+    const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const float* bias,
     RESULT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
     extern __shared__ unsigned char memory[];

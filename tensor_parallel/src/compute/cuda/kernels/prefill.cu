@@ -19,8 +19,8 @@ constexpr int LENGTH = HEAD_DIM + STEP;
 // tile, so that they share what is read of keys and values. The new positions are in the cache already. Tiles of keys begin at
 // multiples of their length, so that a row does not depend on the others of its run.
 extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
-    const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, Shape shape
 ) {
     wait_for_previous();
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];

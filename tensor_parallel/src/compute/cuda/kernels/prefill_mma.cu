@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const ELEMENT* row)
 
 // As `prefill` in prefill.cu, in whose place it stands.
 extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
-    const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, Shape shape
 ) {
     wait_for_previous();
     alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];

@@ -121,8 +121,8 @@ template <int THREADS> __device__ __forceinline__ void load_queries(
 #define PREFILL_THREADS 256
 // As `prefill` in prefill.cu, in whose place it stands.
 extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
-    const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, Shape shape
 ) {
     wait_for_previous();
     extern __shared__ unsigned char memory[];

@@ -1,8 +1,8 @@
-// Operations that treat each element or row on its own. Grids are as large as the work or smaller: every kernel strides.
+// Operations that treat each element or row on its own. A block has one row, or strides over elements.
 
 // Rows of a table, zeros for ids that are not in it. `batch` is the position of each row, its sequence, then its id.
 extern "C" __global__ void embed(
-    const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ batch, ELEMENT* __restrict__ out
+    const OTHER* table, u32 first, u32 rows, u32 columns, const u32* __restrict__ batch, ELEMENT* __restrict__ out
 ) {
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
@@ -26,7 +26,7 @@ extern "C" __global__ void embed(
 }
 
 // x += y, where y repeats after `period` elements.
-extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict__ y, u64 count, u64 period) {
+extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* y, u64 count, u64 period) {
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -97,14 +97,14 @@ extern "C" __global__ void sum_of_leaves(ELEMENT* __restrict__ out, Terms terms)
 }
 
 // out = x in another type, rounded once.
-extern "C" __global__ void convert(const OTHER* __restrict__ x, ELEMENT* __restrict__ out, u64 count) {
+extern "C" __global__ void convert(const OTHER* x, ELEMENT* __restrict__ out, u64 count) {
     wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     for (u64 i = thread; i < count; i += threads) out[i] = narrow<ELEMENT>(widen(x[i]));
 }
 
 // silu(gate) × up, where each row of x is gate, then up. Blocks of the grid's second dimension take rows.
-extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u32 rows, u32 width) {
+extern "C" __global__ void swiglu(const ELEMENT* x, ELEMENT* __restrict__ out, u32 rows, u32 width) {
     wait_for_previous();
     constexpr int N = Wide<ELEMENT>::N;
     u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -125,7 +125,7 @@ extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __rest
 
 // `kept` columns of each of x's rows, which are `columns` long, from the first given on.
 extern "C" __global__ void slice_columns(
-    const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
+    const ELEMENT* x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
 ) {
     wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -134,7 +134,7 @@ extern "C" __global__ void slice_columns(
 
 // Blocks of `width` columns side by side: [blocks, rows, width] becomes [rows, kept].
 extern "C" __global__ void concat_columns(
-    const ELEMENT* __restrict__ blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
+    const ELEMENT* blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
 ) {
     wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -145,14 +145,15 @@ extern "C" __global__ void concat_columns(
 }
 
 // The norm of a row in vectors of N elements. A warp adds the squares of 32 neighbouring vectors, then those of its next 32; the block adds
-// the sums of its warps. The `add_norm.cu` of the process group adds in the same order, so that both norms have the same bits.
+// the sums of its warps. The `add_norm.cu` of the process group adds f32 terms in the same order, so that both norms have the same bits with
+// invariant numerics.
 template <int N> __device__ __forceinline__ void norm_of(
-    ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
+    ELEMENT* __restrict__ x, const ELEMENT* y, const OTHER* weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon, u32 is_settled
 ) {
     using Vector = Pack<ELEMENT, N>;
     using Weights = Pack<OTHER, N>;
-    const u32 at = threadIdx.x * N, stride = blockDim.x * N, of_warp = threadIdx.x / 32 * 32 * N;
+    const u32 at = threadIdx.x * N, stride = blockDim.x * N, of_first_lane = threadIdx.x / 32 * 32 * N;
     auto take = [&](u32 i) {
         Vector a = *(const Vector*)(x + i);
         if (y) {
@@ -175,7 +176,7 @@ template <int N> __device__ __forceinline__ void norm_of(
     if (is_settled) wait_for_previous();
     if (at < columns) first = take(at);
     float squares = sum_of_warp(squares_of(first));
-    for (u32 i = stride; i + of_warp < columns; i += stride)
+    for (u32 i = stride; i + of_first_lane < columns; i += stride)
         squares += sum_of_warp(i + at < columns ? squares_of(take(i + at)) : 0.0f);
     const float scale = 1.0f / sqrtf(sum_of_warps(squares) / columns + epsilon);
     auto write = [&](u32 i, Vector a, const Weights& by) {
@@ -183,14 +184,14 @@ template <int N> __device__ __forceinline__ void norm_of(
         *(Vector*)(out + i) = a;
     };
     if (at < columns) write(at, first, weights);
-    // A thread reads what it has written.
+    // Where x was written, this thread has written it.
     for (u32 i = at + stride; i < columns; i += stride) write(i, *(const Vector*)(x + i), *(const Weights*)(weight + i));
 }
 
 // out = x / sqrt(mean(x²) + epsilon) × weight, after x += y unless y is null. If `is_settled`, no kernel has written the weight. One block a
 // row.
 extern "C" __global__ void add_norm(
-    ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns,
+    ELEMENT* __restrict__ x, const ELEMENT* y, const OTHER* weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon, u32 is_settled
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
@@ -203,7 +204,7 @@ extern "C" __global__ void add_norm(
 // The norm of each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
 // the key heads. A block is one warp; the grid is rows, heads.
 extern "C" __global__ void head_norms(
-    ELEMENT* __restrict__ qkv, const OTHER* __restrict__ queries, const OTHER* __restrict__ keys, u32 width, u32 head_dim,
+    ELEMENT* __restrict__ qkv, const OTHER* queries, const OTHER* keys, u32 width, u32 head_dim,
     u32 heads, float epsilon
 ) {
     wait_for_previous();

@@ -1,5 +1,5 @@
-// A matrix times one vector: decoding. Bound by memory, so the matrix is read once, in the widest loads, and never
-// kept in the L1 cache. Several vectors are multiplied one after the other, where gemm.cu does not apply.
+// A matrix times one vector: decoding. Memory bounds it, so the matrix is read once, in the widest loads. Where gemm.cu does not apply, a
+// launch has several vectors.
 //
 // ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product. A block has ROWS rows of the matrix, 2 or 4: they
 // share what is read of the vector.
@@ -8,12 +8,12 @@
 // Loads of the matrix that a thread has in flight.
 #define LOADS 8
 
-// Elements as they lie in memory: the compiler would unpack them where they are loaded, and so wait for each load.
+// Elements as they lie in memory. The compiler unpacks elements of 16 bits right after their load, and waits for it.
 template <typename T, int N> using Packed = Pack<u32, N * sizeof(T) / 4>;
 template <typename T, int N> __device__ __forceinline__ Packed<T, N> stream(const T* from) {
     Packed<T, N> pack;
     if constexpr (sizeof(pack) == 16) {
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
             : "=r"(pack.of[0]), "=r"(pack.of[1]), "=r"(pack.of[2]), "=r"(pack.of[3]) : "l"(from));
     } else {
         pack = *(const Packed<T, N>*)from;
@@ -22,10 +22,10 @@ template <typename T, int N> __device__ __forceinline__ Packed<T, N> stream(cons
 }
 
 // out[n] = matrix[n, k] · x[k] + bias[n]. If `is_gated`, the first half of these are gates, and out[n / 2] = silu(gate) × up. If
-// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs. Each y of the grid
-// has a vector, from element `first` of a row of `stride` elements on.
+// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs. 
+// blockIdx.y selects a row of x, of `stride` elements: its vector starts at element `first`.
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
-    const ELEMENT* __restrict__ x, const OTHER* __restrict__ matrix, const float* __restrict__ bias, RESULT* __restrict__ out,
+    const ELEMENT* x, const OTHER* matrix, const float* bias, RESULT* __restrict__ out,
     u32 n, u32 k, u32 is_gated, u32 is_settled, u32 stride, u64 first
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N), UNROLL = LOADS / ROWS;
