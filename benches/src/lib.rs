@@ -1,7 +1,7 @@
 //! Times collectives and checks their values: `ryz bench` as a library, and what the programs in `src/bin` share.
 //!
-//! Start at [`measure::measure_group`] for one collective. For many, and to compare them with the documented latency targets, call
-//! [`suite::prepare`], which measures the bandwidth of a link, and then [`suite::run`]. [`communication`] gives advice on the share of a step that collectives take;
+//! Start at [`measure::measure_group`] for one collective. For many, call [`suite::prepare`], then [`suite::run`], which compares
+//! them with the documented latency targets. [`communication`] gives advice on the share of a step that collectives take;
 //! [`nodes`] lists the kernels of a decode pass.
 //!
 //! ```

@@ -232,8 +232,9 @@ impl Cuda {
             // its sequence up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <
             // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
             // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before the
-            // previous kernel has ended, as only copies write them; also the positions before, which are complete if the batch was made
-            // as `Compute::attention` says, and of any value if not. The counters are used in the order of the stream, and zero after.
+            // previous kernel has ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
+            // was made as `Compute::attention` says, and otherwise have any value. The counters are used in the order of the stream, and
+            // zero after.
             return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };
         }
         let mut append = begin("append")?;

@@ -238,9 +238,9 @@ impl Kernels {
                 call.value(stride).value((leaf * k) as u64);
                 let vectors = (m - first).min(MOST_BLOCKS_Y as usize) as u32;
                 // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, `of_block` of the leaf's
-                // `n` rows of the matrix, and as many floats of the bias unless it is null, and writes as many elements of that row of
-                // the leaf in `out`, or half as many if it is gated: checked above. It reads the matrix before the previous kernel has ended only
-                // if no kernel has written it.
+                // `n` rows of the matrix, and as many floats of the bias unless it is null. It writes as many elements of that row of
+                // the leaf in `out`, or half as many if it is gated: checked above. It reads the matrix before the previous kernel
+                // has ended only if no kernel has written it.
                 unsafe { call.launch([n.div_ceil(of_block as usize) as u32, vectors], VECTOR_THREADS) }?;
             }
         }

@@ -32,8 +32,7 @@ fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<(
     Ok(())
 }
 
-/// Returns the number of threads that normalise a row: one for each vector, if the row is short enough. 16 bytes of the wider type are a
-/// vector.
+/// Returns the number of threads that normalise a row: one for each 16 bytes of the wider type, at most 1024.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
     let elements = 16 / x.dtype().size().max(weight.dtype().size());
     x.columns().div_ceil(elements).next_multiple_of(32).clamp(32, 1024) as u32
@@ -201,7 +200,7 @@ impl Kernels {
     ) -> Result<()> {
         check_norm(x, y, weight, out)?;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
-        call.write(x)?.read_optional(Some(y))?;
+        call.write(x)?.read(y)?;
         self.launch_norm(call, weight, epsilon, out)
     }
 

@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     u32 sequence = batch[shape.rows + row], position = batch[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
     u32 length = ceil_div((seen_to - seen_from + gridDim.x - 1) / gridDim.x, FEWEST) * FEWEST;
     u32 splits = (seen_to - seen_from + length - 1) / length;
-    // There is at least one split, whose block waits, so this kernel does not end before the previous one.
+    // One split always exists, and its block waits, so this kernel ends after the previous one. The next kernel relies on that.
     if (blockIdx.x >= splits) return;
     u32 from = seen_from + blockIdx.x * length, to = min(from + length, position);
     u32 head = blockIdx.y % across * HEADS, kv_head = head / GROUP;

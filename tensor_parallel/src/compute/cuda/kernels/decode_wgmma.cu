@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const u32 across = shape.kv_heads * PARTS_OF_GROUP, row = blockIdx.y / across, kv_head = blockIdx.y % across / PARTS_OF_GROUP;
     const u32 first_head = blockIdx.y % PARTS_OF_GROUP * WARP_GROUP_QUERIES, position = batch[row];
     const u32 first = first_seen(shape, position + 1) / WGMMA_KEYS, tiles = position / WGMMA_KEYS + 1 - first;
-    // There is at least one tile, whose block waits. So this kernel ends after the previous one, on which the next one relies.
+    // One tile always exists, and its block waits, so this kernel ends after the previous one. The next kernel relies on that.
     if (blockIdx.x >= tiles) return;
     const u64 base = base_of(shape, batch[shape.rows + row], kv_head);
     const ELEMENT *key = keys + base, *value = values + base;
@@ -35,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     wait_for_previous();
     qkv += row * row_length(shape);
     rotations += (u64)row * HALF;
-    const ELEMENT *own_key = qkv + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM, *own_value = own_key + (u64)shape.kv_heads * HEAD_DIM;
+    const ELEMENT* const own_key = qkv + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM;
+    const ELEMENT* const own_value = own_key + (u64)shape.kv_heads * HEAD_DIM;
     const Rotated new_key(own_key, rotations, threadIdx.x % PAIRS);
     const Pack<u32, 4> new_value = *(const Pack<u32, 4>*)(own_value + threadIdx.x % (HEAD_DIM / 8) * 8);
     load_queries<DECODE_THREADS>(queries, qkv, rotations, shape, kv_head, first_head, GROUP);
@@ -56,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         wait_for_loads<1>();
         if (has_new) {
             if (threadIdx.x < PAIRS) {
-                const Rotated& both = new_key;
-                store_part(key_tile + place(in_tile, threadIdx.x, KEY_BYTES), both.low);
-                store_part(key_tile + place(in_tile, threadIdx.x + PAIRS, KEY_BYTES), both.high);
+                const auto& [low, high] = new_key;
+                store_part(key_tile + place(in_tile, threadIdx.x, KEY_BYTES), low);
+                store_part(key_tile + place(in_tile, threadIdx.x + PAIRS, KEY_BYTES), high);
                 ELEMENT* to = keys + base + (u64)position * HEAD_DIM + threadIdx.x * 8;
-                *(Pack<u32, 4>*)to = {both.low[0], both.low[1], both.low[2], both.low[3]};
-                *(Pack<u32, 4>*)(to + HALF) = {both.high[0], both.high[1], both.high[2], both.high[3]};
+                *(Pack<u32, 4>*)to = {low[0], low[1], low[2], low[3]};
+                *(Pack<u32, 4>*)(to + HALF) = {high[0], high[1], high[2], high[3]};
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
@@ -77,9 +78,8 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         wait_for_loads<1>();
         if (has_new) {
             if (threadIdx.x < HEAD_DIM / 8) {
-                const Pack<u32, 4> words = new_value;
-                store_part(value_tile + place(in_tile, threadIdx.x, KEY_BYTES), words.of);
-                *(Pack<u32, 4>*)(values + base + (u64)position * HEAD_DIM + threadIdx.x * 8) = words;
+                store_part(value_tile + place(in_tile, threadIdx.x, KEY_BYTES), new_value.of);
+                *(Pack<u32, 4>*)(values + base + (u64)position * HEAD_DIM + threadIdx.x * 8) = new_value;
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();

@@ -1,4 +1,4 @@
-// Operations that treat each element or row on its own. A block has one row, or strides over elements.
+// Operations that treat each element or row on its own. A block has a row or a head, or strides over elements.
 
 // Rows of a table, zeros for ids that are not in it. `batch` is the position of each row, its sequence, then its id.
 extern "C" __global__ void embed(
@@ -26,7 +26,7 @@ extern "C" __global__ void embed(
 }
 
 // x += y, where y repeats after `period` elements.
-extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* y, u64 count, u64 period) {
+extern "C" __global__ void add(ELEMENT* x, const OTHER* y, u64 count, u64 period) {
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -145,10 +145,10 @@ extern "C" __global__ void concat_columns(
 }
 
 // The norm of a row in vectors of N elements. A warp adds the squares of 32 neighbouring vectors, then those of its next 32; the block adds
-// the sums of its warps. The `add_norm.cu` of the process group adds f32 terms in the same order, so that both norms have the same bits with
-// invariant numerics.
+// the sums of its warps. The `add_norm.cu` of the process group adds f32 terms in the same order: with invariant numerics, both norms have
+// the same bits.
 template <int N> __device__ __forceinline__ void norm_of(
-    ELEMENT* __restrict__ x, const ELEMENT* y, const OTHER* weight, ELEMENT* __restrict__ out, u32 columns,
+    ELEMENT* x, const ELEMENT* y, const OTHER* weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon, u32 is_settled
 ) {
     using Vector = Pack<ELEMENT, N>;
@@ -168,7 +168,7 @@ template <int N> __device__ __forceinline__ void norm_of(
         for (auto& element : a.of) sum = __fmaf_rn(widen(element), widen(element), sum);
         return sum;
     };
-    // Mostly a thread has one vector, which stays in registers.
+    // Usually a thread has one vector: it stays in registers.
     Vector first = {};
     Weights weights = {};
     if (!is_settled) wait_for_previous();
@@ -184,14 +184,14 @@ template <int N> __device__ __forceinline__ void norm_of(
         *(Vector*)(out + i) = a;
     };
     if (at < columns) write(at, first, weights);
-    // Where x was written, this thread has written it.
+    // If x was written, this thread wrote these elements.
     for (u32 i = at + stride; i < columns; i += stride) write(i, *(const Vector*)(x + i), *(const Weights*)(weight + i));
 }
 
-// out = x / sqrt(mean(x²) + epsilon) × weight, after x += y unless y is null. If `is_settled`, no kernel has written the weight. One block a
-// row.
+// out = x / sqrt(mean(x²) + epsilon) × weight, after x += y unless y is null. If `is_settled`, no kernel has written the weight. A block
+// has a row.
 extern "C" __global__ void add_norm(
-    ELEMENT* __restrict__ x, const ELEMENT* y, const OTHER* weight, ELEMENT* __restrict__ out, u32 columns,
+    ELEMENT* x, const ELEMENT* y, const OTHER* weight, ELEMENT* __restrict__ out, u32 columns,
     float epsilon, u32 is_settled
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
@@ -204,7 +204,7 @@ extern "C" __global__ void add_norm(
 // The norm of each query and key head of a row, in place. A row of `qkv` is `width` long and begins with the query heads, then
 // the key heads. A block is one warp; the grid is rows, heads.
 extern "C" __global__ void head_norms(
-    ELEMENT* __restrict__ qkv, const OTHER* queries, const OTHER* keys, u32 width, u32 head_dim,
+    ELEMENT* qkv, const OTHER* queries, const OTHER* keys, u32 width, u32 head_dim,
     u32 heads, float epsilon
 ) {
     wait_for_previous();

@@ -43,11 +43,11 @@ template <> struct Narrow<bf16> {
 };
 template <typename T> __device__ __forceinline__ T narrow(float x) { return Narrow<T>::of(x); }
 
-// Every kernel calls this before it writes, and before it reads what an earlier kernel may have written. A kernel may start before the
-// previous one has ended (programmatic dependent launch). This waits until that one has ended and its writes are visible, then lets the
-// next one start. That one waited for its own predecessor, so all earlier kernels have ended as well.
+// Every kernel calls this before it writes, and before it reads what an earlier kernel may have written, unless a copy was enqueued in
+// between. A kernel may start before the previous one has ended (programmatic dependent launch). This waits until that one has ended and
+// its writes are visible, then lets the next one start. That one waited for its own predecessor, so all earlier kernels have ended as well.
 //
-// Operands that kernels write are not `const __restrict__`: the compiler could read them before the wait.
+// What a kernel reads after the wait is not `__restrict__`: the compiler could read it before.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

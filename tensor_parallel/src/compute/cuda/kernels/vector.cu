@@ -1,14 +1,14 @@
 // A matrix times one vector: decoding. Memory bounds it, so the matrix is read once, in the widest loads. Where gemm.cu does not apply, a
 // launch has several vectors.
 //
-// ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product. A block has ROWS rows of the matrix, 2 or 4: they
-// share what is read of the vector.
+// ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product. A block has ROWS rows of the matrix, 2 or 4,
+// which share what is read of the vector.
 
 #define THREADS 128
 // Loads of the matrix that a thread has in flight.
 #define LOADS 8
 
-// Elements as they lie in memory. The compiler unpacks elements of 16 bits right after their load, and waits for it.
+// Elements that are still packed: unpacking right after a load would wait for it.
 template <typename T, int N> using Packed = Pack<u32, N * sizeof(T) / 4>;
 template <typename T, int N> __device__ __forceinline__ Packed<T, N> stream(const T* from) {
     Packed<T, N> pack;
@@ -22,7 +22,7 @@ template <typename T, int N> __device__ __forceinline__ Packed<T, N> stream(cons
 }
 
 // out[n] = matrix[n, k] · x[k] + bias[n]. If `is_gated`, the first half of these are gates, and out[n / 2] = silu(gate) × up. If
-// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs. 
+// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs.
 // blockIdx.y selects a row of x, of `stride` elements: its vector starts at element `first`.
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
     const ELEMENT* x, const OTHER* matrix, const float* bias, RESULT* __restrict__ out,
@@ -65,10 +65,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
             for (int e = 0; e < N; e++) sums[r] += widen(by.of[e]) * widen(in.of[e]);
         }
     };
+    const bool is_aligned = k % N == 0;
     if (!is_settled) wait_for_previous();
-    if (k % N == 0) load();
+    if (is_aligned) load();
     if (is_settled) wait_for_previous();
-    if (k % N == 0) {
+    if (is_aligned) {
         while (is_whole()) {
             #pragma unroll
             for (int u = 0; u < UNROLL; u++) multiply(u);
