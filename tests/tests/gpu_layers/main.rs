@@ -125,6 +125,34 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn a_norm_reads_its_weight_after_the_kernel_that_writes_it() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    let (one, gpu_one) = both(&cuda, || Tensor::new(&[4096], vec![1.0; 4096], DType::F32).unwrap());
+    let (mut weight, mut gpu_weight) = both(&cuda, || noise(&[4096], 2, DType::F32));
+    for _ in 0..8 {
+        let (mut x, mut gpu_x) = both(&cuda, || noise(&[8, 4096], 1, DType::BF16));
+        let (y, gpu_y) = both(&cuda, || noise(&[8, 4096], 4, DType::BF16));
+        for is_sum in [false, true] {
+            // One launch right after the other.
+            cuda.add(&mut gpu_weight, &gpu_one).unwrap();
+            let got = if is_sum {
+                cuda.add_norm(&mut gpu_x, &gpu_y, &gpu_weight, 1e-5)
+            } else {
+                cuda.rms_norm(&gpu_x, &gpu_weight, 1e-5)
+            };
+            host.add(&mut weight, &one).unwrap();
+            let want = if is_sum {
+                host.add_norm(&mut x, &y, &weight, 1e-5)
+            } else {
+                host.rms_norm(&x, &weight, 1e-5)
+            };
+            assert_near(&got.unwrap(), &want.unwrap(), 1.0, "a weight that was written just before");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn norms_gates_and_sums_are_those_of_the_processor() {
     let (cuda, host) = (cuda(), Host::new(1));
     for dtype in TYPES {
