@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use ryzanstein_orchestrator::{Orchestrator, hub, rendezvous};
 use ryzanstein_process_group::Rank;
-use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Error, Llama, Passes, Tokenizer};
+use ryzanstein_tensor_parallel::{CacheSize, ChatError, ChatTemplate, Error, Llama, Passes, Tokenizer};
 use tokio::sync::watch;
 
 use crate::engine::Leader;
@@ -85,7 +85,7 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
         "layout.data_parallel = {replicas}: this server runs one model on all ranks; set it to 1"
     );
     let context = args.context.unwrap_or(model.config().max_positions.min(2048));
-    let mut decoder = model.decoder(args.sequences.into(), context, Passes::Graph)?;
+    let mut decoder = model.decoder(CacheSize::full(args.sequences.into(), context), Passes::Graph)?;
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // On every rank: a launcher signals all of them, and they leave together when the first says so.

@@ -7,6 +7,7 @@ use ryzanstein_config::FileError;
 use ryzanstein_process_group::{self as process_group, DType, Rank};
 use serde::{Deserialize, Serialize};
 
+use crate::compute::PAGE_SIZE;
 use crate::float::UnsupportedDType;
 use crate::generate::chat_error::ChatError;
 use crate::model::Stage;
@@ -260,6 +261,20 @@ pub enum RequestError {
         length: usize,
         /// Capacity of the sequence in positions.
         capacity: usize,
+    },
+    /// More tokens than the cache has pages for.
+    #[error(
+        "this pass needs {needed} free page{} of {PAGE_SIZE} positions, and the KV cache has {free} of {pages}; end or shorten a \
+         sequence, or make a cache with more pages",
+        if *.needed == 1 { "" } else { "s" }
+    )]
+    NoFreePages {
+        /// Number of pages that the pass needs.
+        needed: usize,
+        /// Number of pages that no sequence holds.
+        free: usize,
+        /// Number of pages of the cache.
+        pages: usize,
     },
     /// A sequence that is longer than the model supports.
     #[error(

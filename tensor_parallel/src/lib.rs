@@ -57,7 +57,7 @@ mod storage;
 mod tensor;
 mod threads;
 
-pub use attention::KvCache;
+pub use attention::{CacheSize, KvCache};
 pub use checkpoint::Checkpoint;
 pub use communicator::Communicator;
 pub use compute::{Compute, Cuda, Host};

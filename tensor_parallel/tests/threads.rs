@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::DType;
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, PAGE_SIZE, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
 fn ones(shape: &[usize], dtype: DType) -> Tensor {
@@ -22,7 +22,7 @@ fn compute(host: &Host) {
     let batch = host
         .batch(&vec![0; positions], &SlotMapping::from_position(0, positions), &Rotary::new(64, 1e4))
         .unwrap();
-    let mut cache = LayerCache::new(host, [1, 1, positions, 64], DType::F32).unwrap();
+    let mut cache = LayerCache::new(host, [positions.div_ceil(PAGE_SIZE), 1, 64], DType::F32).unwrap();
     let call =
         AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, batch: &batch, window: None, norms: None };
     let y = host.attention(ones(&[positions, 4 * 64], DType::F32), &call, &mut cache).unwrap();

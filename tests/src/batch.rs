@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ryzanstein_process_group::ProcessGroup;
-use ryzanstein_tensor_parallel::{Decoder, Llama, Passes};
+use ryzanstein_tensor_parallel::{CacheSize, Decoder, Llama, Passes};
 
 use crate::fixtures::Expected;
 
@@ -22,7 +22,7 @@ pub fn staggered(
     group: &mut ProcessGroup,
 ) -> Vec<(usize, Vec<f32>)> {
     let input = expected.input();
-    let mut decoder = model.decoder(SEQUENCES, input.len(), passes).unwrap();
+    let mut decoder = model.decoder(CacheSize::full(SEQUENCES, input.len()), passes).unwrap();
     let mut seen = Vec::new();
     for (sequence, begun) in [1, 2, expected.prompt.len()].into_iter().enumerate() {
         let logits = decoder.prefill(sequence, &input[..begun], group).unwrap();
@@ -69,7 +69,7 @@ pub fn mixed(
     group: &mut ProcessGroup,
 ) -> Vec<(usize, Vec<f32>)> {
     let input = expected.input();
-    let mut decoder = model.decoder(4, input.len(), passes).unwrap();
+    let mut decoder = model.decoder(CacheSize::full(4, input.len()), passes).unwrap();
     let mut seen = Vec::new();
     // How many tokens each sequence gets in a pass.
     let mut step = |decoder: &mut Decoder, more: &[(usize, usize)]| {

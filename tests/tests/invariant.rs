@@ -9,10 +9,10 @@ use std::sync::Arc;
 use ryzanstein_config::{BackendChoice, Config, InstructionSet, Numerics};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
-use ryzanstein_tensor_parallel::compute::instruction_set;
+use ryzanstein_tensor_parallel::compute::{PAGE_SIZE, instruction_set};
 use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{
-    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, Sampling,
+    CacheSize, Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, ModelGroups, Passes, Sampling,
     check_world_size, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
@@ -70,7 +70,9 @@ fn forced(model: &Arc<Llama>, tokens: &[u32], chunk: usize, group: &mut dyn Mode
 
 /// The logits of greedy decoding of several prompts together, by prompt.
 fn greedy(model: &Arc<Llama>, prompts: &[Vec<u32>], steps: usize, group: &mut ProcessGroup) -> Vec<Vec<u32>> {
-    let mut decoder = model.decoder(prompts.len(), 128, Passes::Graph).unwrap();
+    let longest = prompts.iter().map(Vec::len).max().unwrap();
+    let size = CacheSize::full(prompts.len(), longest + steps);
+    let mut decoder = model.decoder(size, Passes::Graph).unwrap();
     let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
     let mut seen = vec![Vec::new(); prompts.len()];
     let pairs: Vec<_> = prompts.iter().enumerate().map(|(i, prompt)| (i, &prompt[..])).collect();
@@ -84,6 +86,103 @@ fn greedy(model: &Arc<Llama>, prompts: &[Vec<u32>], steps: usize, group: &mut Pr
         logits = decoder.decode(&next, group).unwrap().values().unwrap().into_owned();
     }
     seen
+}
+
+/// A prompt that has a slot of the decoder, and the tokens that it gets next.
+struct Running {
+    prompt: usize,
+    next: Vec<u32>,
+}
+
+/// Returns [`greedy`]'s logits of prompts that are computed as an engine does it: a prompt waits until there are pages for it,
+/// enters in chunks while others get their next token, and shares the pages of a common beginning with a running one.
+fn scheduled(
+    model: &Arc<Llama>,
+    prompts: &[Vec<u32>],
+    steps: usize,
+    (size, passes): (CacheSize, Passes),
+    group: &mut ProcessGroup,
+) -> Vec<Vec<u32>> {
+    const CHUNK: usize = 40;
+    let mut decoder = model.decoder(size, passes).unwrap();
+    let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
+    let mut seen = vec![Vec::new(); prompts.len()];
+    let mut slots: Vec<Option<Running>> = (0..size.sequences).map(|_| None).collect();
+    let mut waiting = (0..prompts.len()).peekable();
+    let pages = |prompt: usize| (prompts[prompt].len() + steps).div_ceil(PAGE_SIZE);
+    loop {
+        while let Some(slot) = slots.iter().position(Option::is_none) {
+            let held: usize = slots.iter().flatten().map(|running| pages(running.prompt)).sum();
+            let Some(prompt) = waiting.next_if(|prompt| held + pages(*prompt) <= size.pages) else { break };
+            let common = |(from, running): (usize, &Option<Running>)| {
+                let other = &prompts[running.as_ref()?.prompt];
+                let pairs = other.iter().zip(&prompts[prompt]).take_while(|(a, b)| a == b);
+                // The last token of the prompt is computed.
+                Some((pairs.count().min(decoder.len(from)).min(prompts[prompt].len() - 1), from))
+            };
+            let (common, from) = slots.iter().enumerate().filter_map(common).max().unwrap_or((0, slot));
+            decoder.fork(from, slot, common).unwrap();
+            slots[slot] = Some(Running { prompt, next: prompts[prompt][common..].to_vec() });
+        }
+        let of_slot = |(slot, running): (usize, &mut Option<Running>)| {
+            let next = &mut running.as_mut()?.next;
+            Some((slot, next.drain(..next.len().min(CHUNK)).collect()))
+        };
+        let pass: Vec<(usize, Vec<u32>)> = slots.iter_mut().enumerate().filter_map(of_slot).collect();
+        if pass.is_empty() {
+            assert_eq!((decoder.free_pages(), waiting.next()), (size.pages, None));
+            return seen;
+        }
+        let pairs: Vec<_> = pass.iter().map(|(slot, tokens)| (*slot, &tokens[..])).collect();
+        let logits = decoder.step(&pairs, group).unwrap().values().unwrap().into_owned();
+        for ((slot, _), row) in pass.iter().zip(logits.chunks_exact(250)) {
+            let Some(Running { prompt, next }) = &mut slots[*slot] else { continue };
+            if !next.is_empty() {
+                continue;
+            }
+            seen[*prompt].extend(bits(row));
+            if seen[*prompt].len() == steps * row.len() {
+                decoder.clear(*slot);
+                slots[*slot] = None;
+            } else {
+                next.push(sampler.choose(row).unwrap());
+            }
+        }
+    }
+}
+
+/// Checks that 64 prompts have the same bits alone and in a cache that has pages for about a quarter of them at full length.
+fn check_scheduled(dtype: DType, set: InstructionSet, group: &mut ProcessGroup) {
+    const STEPS: usize = 4;
+    let model = made(&shape(8, 4), dtype, (set, Numerics::Invariant), group);
+    // Of each four prompts, the last three begin like the first.
+    let prompts: Vec<_> = (0..64).map(|i| tokens(1 + i * 53 % 150, i / 4)).collect();
+    let size = CacheSize { sequences: 24, capacity: 256, pages: 16 };
+    let alone: Vec<_> =
+        prompts.iter().map(|p| greedy(&model, slice::from_ref(p), STEPS, group).remove(0)).collect();
+    for passes in [Passes::Eager, Passes::Graph] {
+        let together = scheduled(&model, &prompts, STEPS, (size, passes), group);
+        for (i, (got, want)) in together.iter().zip(&alone).enumerate() {
+            assert!(got == want, "prompt {i} of {}, {dtype}, {set}, {passes:?}", prompts[i].len());
+        }
+    }
+}
+
+#[test]
+fn sequences_that_come_and_go_in_few_pages_have_the_logits_of_each_alone() {
+    let set = instruction_set::current();
+    for (ranks, dtype) in [(1, DType::F32), (2, DType::BF16)] {
+        on_loopback(ranks, |group| check_scheduled(dtype, set, group));
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sequences_that_come_and_go_in_few_pages_have_the_logits_of_each_alone_on_gpus() {
+    let set = instruction_set::current();
+    for dtype in [DType::BF16, DType::F32] {
+        on_gpus(1, &config(BackendChoice::Nccl), |group| check_scheduled(dtype, set, group));
+    }
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Penalties, Sampling, StopReason};
+use ryzanstein_tensor_parallel::{
+    CacheSize, Error, GenerateOptions, Llama, Passes, Penalties, Sampling, StopReason,
+};
 use ryzanstein_tests::{fixtures::folder, on_loopback};
 use tempfile::TempDir;
 
@@ -86,7 +88,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         let options = GenerateOptions { max_new_tokens: 255, ..GenerateOptions::default() };
         refused(model.generate(&[1; 3], &options, group).map(|_| ()), "257 positions are more than");
         model.forward(&[1], &mut cache, group).unwrap();
-        let mut decoder = model.decoder(2, 3, Passes::Graph).unwrap();
+        let mut decoder = model.decoder(CacheSize::full(2, 3), Passes::Graph).unwrap();
         decoder.prefill(0, &[1; 3], group).unwrap();
         refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
         refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
@@ -105,6 +107,18 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         assert_eq!((decoder.len(0), decoder.is_empty()), (0, true));
         decoder.decode(&[(1, 1), (0, 1)], group).unwrap();
         assert_eq!((decoder.len(0), decoder.len(1)), (1, 1));
+        let size = CacheSize::full(3, 256).with_positions(300);
+        let mut decoder = model.decoder(size, Passes::Graph).unwrap();
+        decoder.step(&[(0, &[1; 129]), (1, &[1; 128])], group).unwrap();
+        refused(
+            decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()),
+            "needs 1 free page of 128 positions, and the KV cache has 0 of 3",
+        );
+        assert_eq!((decoder.len(0), decoder.len(1), decoder.free_pages()), (129, 128, 0));
+        decoder.decode(&[(0, 1)], group).unwrap();
+        decoder.truncate(0, 128);
+        decoder.decode(&[(1, 1)], group).unwrap();
+        assert_eq!((decoder.len(0), decoder.len(1), decoder.free_pages()), (128, 129, 0));
     });
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::{ProcessGroupManager, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Result};
+use ryzanstein_tensor_parallel::{CacheSize, Error, GenerateOptions, Llama, Passes, Result};
 use ryzanstein_tests::fixtures::write_noise;
 use ryzanstein_tests::{config, distance, greatest, same_bits, with_ranks};
 use tempfile::TempDir;
@@ -41,7 +41,7 @@ fn compute(model: Llama, manager: &mut ProcessGroupManager) -> (Vec<f32>, Vec<u3
     let mut cache = model.cache(8).unwrap();
     all.extend_from_slice(&model.forward(&[3, 1, 4, 1, 5], &mut cache, manager).unwrap().values().unwrap());
     all.extend_from_slice(&model.forward_last(&[9, 2], &mut cache, manager).unwrap().values().unwrap());
-    let mut decoder = model.decoder(3, 16, Passes::Graph).unwrap();
+    let mut decoder = model.decoder(CacheSize::full(3, 16), Passes::Graph).unwrap();
     let width = model.config().vocabulary;
     let mut rows = |values: &[f32]| {
         all.extend_from_slice(values);
@@ -150,7 +150,7 @@ fn what_cannot_be_computed_is_refused_before_a_stage_sends_anything() {
     let folder = model(false);
     on_stages(BackendChoice::Tcp, (1, 2), |mut manager| {
         let model = Arc::new(Llama::load(folder.path(), None, &mut manager).unwrap());
-        let mut decoder = model.decoder(2, 4, Passes::Graph).unwrap();
+        let mut decoder = model.decoder(CacheSize::full(2, 4), Passes::Graph).unwrap();
         for (pairs, expected) in [
             (&[][..], "no sequence gets a token"),
             (&[(0, 1), (0, 2)], "sequence 0 is given twice"),

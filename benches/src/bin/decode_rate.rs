@@ -26,7 +26,7 @@ use ryzanstein_benches::suite::steps::{self, ModelShape};
 use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
-use ryzanstein_tensor_parallel::{Compute as _, Cuda, Llama, Passes, Tensor};
+use ryzanstein_tensor_parallel::{CacheSize, Compute as _, Cuda, Llama, Passes, Tensor};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
@@ -193,7 +193,7 @@ fn prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result
 /// Returns the time in seconds from a prompt of `tokens` tokens to its logits.
 fn one_prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
     let text: Vec<u32> = (0..tokens).map(token).collect();
-    let mut decoder = model.decoder(1, tokens, Passes::Eager)?;
+    let mut decoder = model.decoder(CacheSize::full(1, tokens), Passes::Eager)?;
     group.barrier()?;
     let started = Instant::now();
     let logits = decoder.prefill(0, &text, group)?;
@@ -255,7 +255,7 @@ fn pass(
     group: &mut ProcessGroup,
 ) -> Result<Measured> {
     let text: Vec<u32> = (0..prompt).map(token).collect();
-    let mut decoder = model.decoder(n, prompt + WARM_UP + passes, kind)?;
+    let mut decoder = model.decoder(CacheSize::full(n, prompt + WARM_UP + passes), kind)?;
     let mut hash = Sha256::new();
     for sequence in 0..n {
         decoder.prefill(sequence, &text, group)?;

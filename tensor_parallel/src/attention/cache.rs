@@ -2,33 +2,64 @@
 
 use ryzanstein_process_group::DType;
 
-use crate::compute::{Compute, LayerCache, SlotMapping};
-use crate::error::{RequestError, Result};
+use super::pages::{PageCopy, PageTables};
+use crate::compute::{Compute, LayerCache, PAGE_SIZE, Run};
+use crate::error::{Error, RequestError, Result};
 
-/// The KV cache of several sequences: keys and values of this rank's heads in all layers.
+/// The size of a KV cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheSize {
+    /// The maximum number of sequences at the same time.
+    pub sequences: usize,
+    /// The maximum number of positions of a sequence.
+    pub capacity: usize,
+    /// Number of pages of [`PAGE_SIZE`] positions: the memory that all sequences share.
+    pub pages: usize,
+}
+
+impl CacheSize {
+    /// Returns the size with memory for all sequences at their full length.
+    pub fn full(sequences: usize, capacity: usize) -> Self {
+        Self { sequences, capacity, pages: sequences.saturating_mul(capacity.div_ceil(PAGE_SIZE)) }
+    }
+
+    /// Returns the size with memory for this number of positions in all sequences together. Each sequence holds whole pages of
+    /// [`PAGE_SIZE`] positions.
+    #[must_use]
+    pub fn with_positions(self, positions: usize) -> Self {
+        Self { pages: positions.div_ceil(PAGE_SIZE), ..self }
+    }
+}
+
+/// The KV cache of several sequences: keys and values of this rank's heads in all layers. A sequence holds as many pages as its
+/// positions need. Sequences with a common prefix share its pages.
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
     /// Number of cached positions, by sequence.
     lengths: Vec<usize>,
+    tables: PageTables,
     capacity: usize,
 }
 
 impl KvCache {
-    /// Allocates room for `sequences` sequences of `capacity` positions each, in each of `layers` layers, in the memory of
-    /// `compute`.
+    /// Allocates the pages of each of `layers` layers in the memory of `compute`.
     ///
     /// # Errors
-    /// Returns an error if memory runs out.
+    /// Returns an error if memory runs out, or there are more pages than 32 bits count.
     pub fn new(
         compute: &dyn Compute,
         layers: usize,
-        [sequences, kv_heads, capacity, head_dim]: [usize; 4],
+        CacheSize { sequences, capacity, pages }: CacheSize,
+        [kv_heads, head_dim]: [usize; 2],
         dtype: DType,
     ) -> Result<Self> {
-        let layer = |_| LayerCache::new(compute, [sequences, kv_heads, capacity, head_dim], dtype);
+        let count = u32::try_from(pages);
+        let count = count
+            .map_err(|_| Error::input(format!("a KV cache of {pages} pages; it takes fewer than 2³²")))?;
+        let layer = |_| LayerCache::new(compute, [pages, kv_heads, head_dim], dtype);
         let layers = (0..layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, lengths: vec![0; sequences], capacity })
+        Ok(Self { layers, lengths: vec![0; sequences], tables: PageTables::new(sequences, count), capacity })
     }
 
     /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.
@@ -41,29 +72,43 @@ impl KvCache {
         self.lengths.iter().all(|length| *length == 0)
     }
 
+    /// Returns the number of pages that no sequence holds. A sequence takes one with its first position, and one whenever its
+    /// length is a multiple of [`PAGE_SIZE`].
+    pub fn free_pages(&self) -> usize {
+        self.tables.free()
+    }
+
     /// Removes all but the first `length` positions of a sequence.
     pub fn truncate(&mut self, sequence: usize, length: usize) {
         if let Some(held) = self.lengths.get_mut(sequence) {
             *held = length.min(*held);
+            self.tables.truncate(sequence, *held);
         }
     }
 
-    /// Copies the first `length` positions of sequence `from` to sequence `to`, and replaces its content.
+    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`. Both share their pages, until one
+    /// of them appends to a page that is partly filled.
     ///
     /// # Errors
-    /// Returns an error if there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    /// Returns an error if there is no such sequence, or `from` holds fewer positions.
     pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         let held = self.length(from)?;
         self.length(to)?;
         if length > held {
             return Err(RequestError::ShortSequence { sequence: from, length, held }.into());
         }
-        if from != to {
-            self.lengths[to] = 0;
-            self.layers.iter_mut().try_for_each(|layer| layer.copy_prefix(from, to, length))?;
+        if from == to {
+            self.truncate(to, length);
+        } else {
+            self.tables.share(from, to, length);
+            self.lengths[to] = length;
         }
-        self.lengths[to] = length;
         Ok(())
+    }
+
+    /// Returns the maximum number of positions of a sequence.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Returns the number of cached positions of a sequence, or an error if there is no such sequence.
@@ -73,19 +118,36 @@ impl KvCache {
         self.lengths.get(sequence).copied().ok_or_else(|| unknown.into())
     }
 
-    /// Returns the next position of a sequence, or an error if the sequence has no room for `more`.
-    pub(crate) fn next_position(&self, sequence: usize, more: usize) -> Result<usize> {
-        let (length, capacity) = (self.length(sequence)?, self.capacity);
-        if more > capacity - length {
-            return Err(RequestError::CacheFull { sequence, more, length, capacity }.into());
+    /// Gives different sequences pages for more tokens each, and returns the slots of the tokens, in the order of the sequences.
+    ///
+    /// # Errors
+    /// Returns an error, and changes nothing, if there is no such sequence, it is full, or no pages are left. Returns an error if a
+    /// GPU fails.
+    pub(crate) fn reserve(&mut self, more: &[(usize, usize)]) -> Result<Vec<Run>> {
+        let capacity = self.capacity;
+        let of = |(sequence, more)| {
+            let length = self.length(sequence)?;
+            if more > capacity - length {
+                return Err(RequestError::CacheFull { sequence, more, length, capacity }.into());
+            }
+            Ok((sequence, length..length + more))
+        };
+        let writes = more.iter().copied().map(of).collect::<Result<Vec<_>>>()?;
+        for PageCopy { from, to } in self.tables.reserve(&writes)? {
+            self.layers.iter_mut().try_for_each(|layer| layer.copy_page(from, to))?;
         }
-        Ok(length)
+        let run = |(sequence, positions): (usize, std::ops::Range<usize>)| Run {
+            pages: self.tables.of(sequence).clone(),
+            position: positions.start,
+            tokens: positions.len(),
+        };
+        Ok(writes.into_iter().map(run).collect())
     }
 
-    /// Updates the lengths of sequences after tokens have been written to these slots.
-    pub(crate) fn advance(&mut self, slots: &SlotMapping) {
-        for (sequence, end) in slots.ends() {
-            self.lengths[sequence] = end;
+    /// Updates the lengths of sequences after tokens have been written to the slots that [`reserve`](Self::reserve) returned for them.
+    pub(crate) fn advance(&mut self, more: &[(usize, usize)]) {
+        for (sequence, more) in more {
+            self.lengths[*sequence] += more;
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Self-attention, with the heads sharded over the ranks.
 
 mod cache;
+mod pages;
 
-pub use self::cache::KvCache;
+pub use self::cache::{CacheSize, KvCache};
 use crate::communicator::Communicator;
 use crate::compute::{AttentionCall, Batch, Compute, HeadNorms, LayerCache};
 use crate::error::Result;

@@ -1,105 +1,143 @@
 //! The tokens of one forward pass and their slots in the cache.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::error::{Error, RequestError, Result};
+use crate::error::{Error, Result};
 use crate::gpu::Block;
 use crate::rotary::{Rotary, RotaryTable};
 
-/// The cache slots of the tokens of a batch: first single tokens, each of its own sequence, then runs of consecutive positions of
-/// other sequences.
+/// Number of positions in a page of the KV cache: a multiple of the keys that any kernel processes together.
+pub const PAGE_SIZE: usize = 128;
+
+/// The cache slots of the tokens of a batch: runs of consecutive positions, each of its own sequence. Runs of one token that follow
+/// each other are processed at once.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct SlotMapping {
-    /// The slots of the single tokens, each a sequence and a position in it.
-    pub single: Vec<(usize, usize)>,
-    /// The slots of the other tokens, sequence by sequence.
+    /// The runs, in the order of the tokens. No two may write to the same page.
     pub runs: Vec<Run>,
+    /// The maximum number of positions of a sequence. Results may depend on it in their last bits, unless numerics are invariant.
+    pub capacity: usize,
 }
 
 /// Consecutive positions of one sequence.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// The sequence.
-    pub sequence: usize,
+    /// The page table of the sequence: pages of the cache, each with the next [`PAGE_SIZE`] positions. Sequences may share pages.
+    pub pages: Arc<[u32]>,
     /// The position of the first token.
     pub position: usize,
     /// Number of tokens.
     pub tokens: usize,
 }
 
-/// Rows of a batch that attention can process at once.
+impl Run {
+    /// Returns the number of positions of the sequence after the run. The run has been [checked](SlotMapping::check).
+    pub(super) fn end(&self) -> usize {
+        self.position + self.tokens
+    }
+
+    /// Returns the pages that hold the sequence after the run.
+    fn held(&self) -> &[u32] {
+        &self.pages[..self.end().div_ceil(PAGE_SIZE)]
+    }
+}
+
+/// Rows of a batch that attention can process at once: one run, or several of one token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Part {
     pub(super) rows: Range<usize>,
-    /// True if each row belongs to a different sequence; otherwise the rows are consecutive positions of one sequence.
-    pub(super) is_single: bool,
+    pub(super) runs: Range<usize>,
 }
 
-impl From<Run> for SlotMapping {
-    fn from(run: Run) -> Self {
-        Self { single: Vec::new(), runs: vec![run] }
+impl Part {
+    /// Returns true if each row belongs to a different sequence; otherwise the rows are consecutive positions of one sequence.
+    pub(super) fn is_single(&self) -> bool {
+        self.rows.len() == self.runs.len()
     }
 }
 
 impl SlotMapping {
-    /// Creates the slots of `tokens` positions of the first sequence, from `position` on.
+    /// Creates the slots of `tokens` positions from `position` on, of a sequence in the first pages of the cache.
     pub fn from_position(position: usize, tokens: usize) -> Self {
-        Run { sequence: 0, position, tokens }.into()
+        let capacity = position.saturating_add(tokens);
+        // More positions have no table, and are refused.
+        let pages = u32::try_from(capacity).map_or(0, |capacity| capacity.div_ceil(PAGE_SIZE as u32));
+        Self { runs: vec![Run { pages: (0..pages).collect(), position, tokens }], capacity }
     }
 
-    /// Iterates over the sequence and position of each row of the batch.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, usize)> {
-        let of_run = |run: &Run| {
-            let &Run { sequence, position, tokens } = run;
-            (position..position + tokens).map(move |position| (sequence, position))
-        };
-        self.single.iter().copied().chain(self.runs.iter().flat_map(of_run))
+    /// Returns the number of pages of the longest sequence.
+    pub(super) fn pages(&self) -> usize {
+        self.capacity.div_ceil(PAGE_SIZE)
     }
 
-    /// Iterates over the sequence of each single token and run, and its number of positions afterwards.
-    pub(crate) fn ends(&self) -> impl Iterator<Item = (usize, usize)> {
-        let singles = self.single.iter().map(|(sequence, position)| (*sequence, position + 1));
-        singles.chain(self.runs.iter().map(|run| (run.sequence, run.position + run.tokens)))
+    /// Returns the number of 32-bit words of the [state](DeviceBatch::state) before the tokens.
+    pub(super) fn state_words(&self) -> usize {
+        self.runs.iter().map(|run| run.tokens + self.pages()).sum()
+    }
+
+    /// Returns the number of words before a part.
+    pub(super) fn state_offset(&self, part: &Part) -> usize {
+        part.rows.start + part.runs.start * self.pages()
+    }
+
+    /// Iterates over the run and the position of each row of the batch.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&Run, usize)> {
+        self.runs.iter().flat_map(|run| (run.position..run.end()).map(move |position| (run, position)))
     }
 
     /// Iterates over the position of each row of the batch, and the length of its sequence after the pass.
     pub(super) fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
-        let of_run = |run: &Run| {
-            let &Run { position, tokens, .. } = run;
-            (position..position + tokens).map(move |at| (at, position + tokens))
-        };
-        let singles = self.single.iter().map(|(_, position)| (*position, position + 1));
-        singles.chain(self.runs.iter().flat_map(of_run))
+        self.rows().map(|(run, position)| (position, run.end()))
     }
 
     /// Returns the parts of a batch, in order.
     pub(super) fn parts(&self) -> Vec<Part> {
-        let mut parts = vec![Part { rows: 0..self.single.len(), is_single: true }];
-        for run in &self.runs {
-            let start = parts[parts.len() - 1].rows.end;
-            parts.push(Part { rows: start..start + run.tokens, is_single: run.tokens == 1 });
+        let (mut parts, mut row) = (Vec::<Part>::new(), 0);
+        for (i, run) in self.runs.iter().enumerate() {
+            let rows = row..row + run.tokens;
+            row = rows.end;
+            match parts.last_mut() {
+                Some(last) if run.tokens == 1 && last.is_single() => {
+                    last.rows.end = rows.end;
+                    last.runs.end = i + 1;
+                }
+                _ => parts.push(Part { rows, runs: i..i + 1 }),
+            }
         }
-        parts.retain(|part| !part.rows.is_empty());
         parts
     }
 
     /// Returns an error if the slots are not those of `rows` tokens.
-    pub(crate) fn check(&self, rows: usize) -> Result<()> {
-        let Self { single, runs } = self;
-        let countable = single.iter().all(|(_, position)| *position < usize::MAX)
-            && runs.iter().all(|run| run.position.checked_add(run.tokens).is_some());
-        let slots = runs.iter().try_fold(single.len(), |slots, run| slots.checked_add(run.tokens));
-        if !countable || slots != Some(rows) {
-            return Err(Error::input(format!("{rows} tokens cannot go to the slots {self:?}")));
+    pub(super) fn check(&self, rows: usize) -> Result<()> {
+        let Self { runs, capacity } = self;
+        let fits = |run: &Run| {
+            let end = run.position.checked_add(run.tokens);
+            run.tokens > 0
+                && end.is_some_and(|end| end <= *capacity && end.div_ceil(PAGE_SIZE) <= run.pages.len())
+        };
+        let tokens = runs.iter().try_fold(0, |tokens: usize, run| tokens.checked_add(run.tokens));
+        if u32::try_from(*capacity).is_err() || !runs.iter().all(fits) || tokens != Some(rows) {
+            return Err(Error::input(format!(
+                "{rows} tokens cannot go to the slots {self:?}: each run needs tokens, pages of {PAGE_SIZE} positions up to its \
+                 end, and no more positions than the capacity, which is below 2³²"
+            )));
         }
-        let mut sequences: Vec<usize> = single.iter().map(|(sequence, _)| *sequence).collect();
-        sequences.extend(runs.iter().map(|run| run.sequence));
-        sequences.sort_unstable();
-        let twice = sequences.windows(2).find_map(|pair| (pair[0] == pair[1]).then_some(pair[0]));
-        if let Some(sequence) = twice {
-            return Err(RequestError::RepeatedSequence { sequence }.into());
+        let written = runs.iter().flat_map(|run| &run.held()[run.position / PAGE_SIZE..]);
+        let mut written: Vec<u32> = written.copied().collect();
+        written.sort_unstable();
+        match written.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => {
+                Err(Error::input(format!("two runs of a batch write to page {} of the cache", pair[0])))
+            }
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns the minimum number of pages of a cache that has these slots, which have been [checked](Self::check).
+    fn least_pages(&self) -> usize {
+        let pages = self.runs.iter().flat_map(Run::held);
+        pages.max().map_or(0, |page| *page as usize + 1)
     }
 }
 
@@ -112,6 +150,8 @@ pub struct Batch {
     /// Number of tokens that the batch was created for.
     rows: usize,
     slots: SlotMapping,
+    /// The minimum number of pages of a cache that has the slots.
+    least_pages: usize,
     /// Number of angles of one position: half the length of a head.
     half: usize,
     /// Number of rotary frequencies that the memory of the GPU has room for.
@@ -122,8 +162,8 @@ pub struct Batch {
 /// The part of a batch in a GPU's memory.
 #[derive(Debug)]
 pub(super) struct DeviceBatch {
-    /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each: those of all rows, or, if
-    /// they depend on the length of the sequence, of each single token and run.
+    /// Positions of the rows and then page tables of the runs of each [`Part`], tokens, and the rotary frequencies, 32 bits each:
+    /// those of all rows, or, if they depend on the length of the sequence, of each run.
     pub(super) state: Block,
     /// Sine and cosine of all angles.
     pub(super) rotations: Block,
@@ -140,7 +180,8 @@ impl Batch {
         let (rows, half) = (tokens.len(), rotary.half());
         slots.check(rows)?;
         let memory = Memory::Host(rotary.table(slots.positions()));
-        Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, frequencies: 0, memory })
+        let (tokens, slots, least_pages) = (tokens.into(), slots.clone(), slots.least_pages());
+        Ok(Self { tokens, rows, slots, least_pages, half, frequencies: 0, memory })
     }
 
     /// Creates a batch for `rows` tokens in slots like these, which [`update_device`](Self::update_device) must set.
@@ -151,19 +192,19 @@ impl Batch {
         batch: DeviceBatch,
     ) -> Self {
         let memory = Memory::Device(batch);
-        Self { tokens: Vec::new(), rows, slots: slots.clone(), half, frequencies, memory }
+        Self { tokens: Vec::new(), rows, slots: slots.clone(), least_pages: 0, half, frequencies, memory }
     }
 
-    /// Returns an error if number, parts, angles or frequencies of the tokens differ from those that the batch was created for.
+    /// Returns an error if number, parts, capacity, angles or frequencies of the tokens differ from those that the batch was created
+    /// for. The slots have been [checked](SlotMapping::check).
     pub(super) fn check_update(
         &self,
         rows: usize,
         slots: &SlotMapping,
         (half, frequencies): (usize, usize),
     ) -> Result<()> {
-        slots.check(rows)?;
         let same = (rows, half, frequencies) == (self.rows, self.half, self.frequencies);
-        if same && slots.parts() == self.slots.parts() {
+        if same && slots.capacity == self.slots.capacity && slots.parts() == self.slots.parts() {
             return Ok(());
         }
         Err(Error::input(format!(
@@ -192,6 +233,7 @@ impl Batch {
         }
         self.tokens.extend_from_slice(tokens);
         self.slots = slots.clone();
+        self.least_pages = slots.least_pages();
         Ok(())
     }
 
@@ -203,6 +245,11 @@ impl Batch {
     /// Returns the tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Returns true if a cache with this number of pages has the slots of the batch.
+    pub(super) fn fits(&self, pages: usize) -> bool {
+        self.least_pages <= pages
     }
 
     /// Returns the cache slots of the tokens.

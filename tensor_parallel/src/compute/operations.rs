@@ -6,7 +6,7 @@ use std::ops::Range;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
-use super::batch::{Batch, SlotMapping};
+use super::batch::{Batch, PAGE_SIZE, SlotMapping};
 use super::captured_graph::CapturedGraph;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::rotary::Rotary;
@@ -40,7 +40,7 @@ pub struct HeadNorms<'a> {
     pub epsilon: f32,
 }
 
-/// The cache of one layer. Both tensors are `[sequences, kv_heads, capacity, head_dim]`.
+/// The cache of one layer, in pages of [`PAGE_SIZE`] positions. Both tensors are `[pages, kv_heads, PAGE_SIZE, head_dim]`.
 #[derive(Debug)]
 pub struct LayerCache {
     pub(super) keys: Tensor,
@@ -48,38 +48,29 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// Allocates room for `sequences` sequences of `capacity` positions each, in the memory of `compute`.
+    /// Allocates a number of pages in the memory of `compute`.
     ///
     /// # Errors
     /// Returns an error if memory runs out.
-    pub fn new(
-        compute: &dyn Compute,
-        [sequences, kv_heads, capacity, head_dim]: [usize; 4],
-        dtype: DType,
-    ) -> Result<Self> {
-        let shape = [sequences, kv_heads, capacity, head_dim];
+    pub fn new(compute: &dyn Compute, [pages, kv_heads, head_dim]: [usize; 3], dtype: DType) -> Result<Self> {
+        let shape = [pages, kv_heads, PAGE_SIZE, head_dim];
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
     }
 
-    pub(crate) fn capacity(&self) -> usize {
-        self.keys.shape()[2]
-    }
-
-    /// Returns the offset, in elements, of one head's key and value at a position.
-    pub(crate) fn offset(&self, sequence: usize, head: usize, position: usize) -> usize {
+    /// Returns the elements of one head at some positions, which are within one page of a sequence's.
+    pub(super) fn elements(&self, pages: &[u32], head: usize, positions: Range<usize>) -> Range<usize> {
         let shape = self.keys.shape();
-        ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
+        let page = pages[positions.start / PAGE_SIZE] as usize;
+        let start = ((page * shape[1] + head) * PAGE_SIZE + positions.start % PAGE_SIZE) * shape[3];
+        start..start + positions.len() * shape[3]
     }
 
-    /// Copies the first `length` positions of one sequence to another.
-    pub(crate) fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
-        for head in 0..self.keys.shape()[1] {
-            let source = self.offset(from, head, 0)..self.offset(from, head, length);
-            let target = self.offset(to, head, 0);
-            self.keys.copy_within(source.clone(), target)?;
-            self.values.copy_within(source, target)?;
-        }
-        Ok(())
+    /// Copies one page to another.
+    pub(crate) fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        let length: usize = self.keys.shape()[1..].iter().product();
+        let (from, to) = (from as usize * length, to as usize * length);
+        self.keys.copy_within(from..from + length, to)?;
+        self.values.copy_within(from..from + length, to)
     }
 
     /// Returns an error if input, heads or slots of a call do not fit this cache.
@@ -97,7 +88,7 @@ impl LayerCache {
             && batch.tokens().len() == rows
             && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
-            && batch.slots().ends().all(|(sequence, end)| sequence < shape[0] && end <= shape[2]);
+            && batch.fits(shape[0]);
         if fits {
             return Ok(());
         }
@@ -132,7 +123,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Creates a batch of tokens for these slots of the cache.
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Replaces the tokens of a batch. The new slots must have the same number of single tokens, and runs of the same lengths.
+    /// Replaces the tokens of a batch. The new slots must have the same capacity, and runs of the same lengths.
     fn update_batch(
         &self,
         batch: &mut Batch,

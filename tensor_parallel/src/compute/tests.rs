@@ -96,7 +96,7 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
     let rotary = Rotary::new(4, 10_000.0);
     let host = Host::new(threads);
-    let mut cache = LayerCache::new(&host, [1, 1, 128, 4], DType::F32).unwrap();
+    let mut cache = LayerCache::new(&host, [1, 1, 4], DType::F32).unwrap();
     let mut out = Vec::new();
     let mut position = 0;
     for count in steps {
@@ -123,6 +123,12 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
     }
 }
 
+/// Returns the slots of sequences of one page, each given as page, position and tokens.
+fn slots(runs: &[(u32, usize, usize)]) -> SlotMapping {
+    let run = |&(page, position, tokens)| Run { pages: [page].into(), position, tokens };
+    SlotMapping { runs: runs.iter().map(run).collect(), capacity: PAGE_SIZE }
+}
+
 #[test]
 fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_another() {
     let rotary = Rotary::new(4, 10_000.0);
@@ -136,24 +142,18 @@ fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_anoth
             AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window: None, norms: None };
         host.attention(rows, &call, cache).unwrap().values().unwrap().into_owned()
     };
-    let mut caches = [(); 2].map(|()| LayerCache::new(&host, [4, 1, 8, 4], DType::F32).unwrap());
+    let mut caches = [(); 2].map(|()| LayerCache::new(&host, [4, 1, 4], DType::F32).unwrap());
     for cache in &mut caches {
-        pass(cache, Run { sequence: 2, position: 0, tokens: 3 }.into(), &[1, 2, 3]);
+        pass(cache, slots(&[(2, 0, 3)]), &[1, 2, 3]);
     }
     let [one, other] = &mut caches;
-    let runs = vec![
-        Run { sequence: 2, position: 3, tokens: 2 },
-        Run { sequence: 1, position: 0, tokens: 3 },
-        Run { sequence: 3, position: 0, tokens: 1 },
-    ];
-    let slots = SlotMapping { single: vec![(0, 0)], runs };
-    let parts: Vec<_> = slots.parts().into_iter().map(|part| (part.rows, part.is_single)).collect();
-    assert_eq!(parts, [(0..1, true), (1..3, false), (3..6, false), (6..7, true)]);
-    let at_once = pass(one, slots, &[4, 5, 6, 7, 8, 9, 10]);
+    let all = slots(&[(0, 0, 1), (3, 0, 1), (2, 3, 2), (1, 0, 3)]);
+    let parts: Vec<_> = all.parts().into_iter().map(|part| (part.rows, part.runs)).collect();
+    assert_eq!(parts, [(0..2, 0..2), (2..4, 2..3), (4..7, 3..4)]);
+    let at_once = pass(one, all, &[4, 10, 5, 6, 7, 8, 9]);
     let mut apart = Vec::new();
-    for (sequence, position, seeds) in [(0, 0, &[4][..]), (2, 3, &[5, 6]), (1, 0, &[7, 8, 9]), (3, 0, &[10])]
-    {
-        apart.extend(pass(other, Run { sequence, position, tokens: seeds.len() }.into(), seeds));
+    for (page, position, seeds) in [(0, 0, &[4][..]), (3, 0, &[10]), (2, 3, &[5, 6]), (1, 0, &[7, 8, 9])] {
+        apart.extend(pass(other, slots(&[(page, position, seeds.len())]), seeds));
     }
     assert_eq!(at_once, apart);
 }
@@ -199,7 +199,7 @@ fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
 fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_products_overflow() {
     let host = Host::new(1);
     let rotary = Rotary::new(4, 1e4);
-    let mut cache = LayerCache::new(&host, [2, 1, 8, 4], DType::F32).unwrap();
+    let mut cache = LayerCache::new(&host, [2, 1, 4], DType::F32).unwrap();
     let mut attend = |heads, kv_heads, slots: SlotMapping| {
         let batch = host.batch(&[0, 0], &slots, &rotary)?;
         let call = AttentionCall { heads, kv_heads, head_dim: 4, batch: &batch, window: None, norms: None };
@@ -211,23 +211,23 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
         let refused = attend(heads, kv_heads, SlotMapping::from_position(0, 2)).unwrap_err().to_string();
         assert!(refused.contains("do not fit the batch or a cache"), "{heads}/{kv_heads}: {refused}");
     }
+    let short = Run { pages: [0].into(), position: 0, tokens: 2 };
     for slots in [
-        SlotMapping::from_position(7, 2),
+        SlotMapping::from_position(2 * PAGE_SIZE - 1, 2),
         SlotMapping::from_position(usize::MAX, 2),
-        Run { sequence: 2, position: 0, tokens: 2 }.into(),
         SlotMapping::from_position(0, 1),
-        SlotMapping { single: vec![(0, 0), (2, 0)], runs: vec![] },
-        SlotMapping { single: vec![(0, 8), (1, 0)], runs: vec![] },
-        SlotMapping { single: vec![(0, usize::MAX), (1, 0)], runs: vec![] },
-        SlotMapping { single: vec![(0, 0)], runs: vec![] },
-        SlotMapping { single: vec![(0, 0)], runs: vec![Run { sequence: 0, position: 1, tokens: 1 }] },
-        SlotMapping { single: vec![(0, 0)], runs: vec![Run { sequence: 1, position: 0, tokens: 2 }] },
-        SlotMapping { single: vec![], runs: vec![Run { sequence: 1, position: 7, tokens: 2 }] },
-        SlotMapping { single: vec![], runs: vec![Run { sequence: 1, position: usize::MAX, tokens: 2 }] },
-        SlotMapping {
-            single: vec![(0, 0); 2],
-            runs: vec![Run { sequence: 1, position: 0, tokens: usize::MAX }],
-        },
+        slots(&[(2, 0, 2)]),
+        slots(&[(0, 0, 1), (2, 0, 1)]),
+        slots(&[(0, PAGE_SIZE, 1), (1, 0, 1)]),
+        slots(&[(0, usize::MAX, 1), (1, 0, 1)]),
+        slots(&[(0, 0, 1)]),
+        slots(&[(0, 0, 2), (1, 0, 0)]),
+        slots(&[(0, 0, 1), (0, 1, 1)]),
+        slots(&[(1, PAGE_SIZE - 1, 2)]),
+        slots(&[(0, 0, 1), (1, 0, usize::MAX)]),
+        SlotMapping { runs: vec![short.clone()], capacity: 1 },
+        SlotMapping { runs: vec![short.clone()], capacity: usize::MAX },
+        SlotMapping { runs: vec![Run { position: PAGE_SIZE, ..short }], capacity: 2 * PAGE_SIZE },
     ] {
         assert!(attend(2, 1, slots.clone()).is_err(), "{slots:?}");
     }
@@ -285,7 +285,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
         {
             let host = Host::with_numerics(2, set, Numerics::Fast);
             let rotary = Rotary::new(head_dim, 10_000.0);
-            let mut cache = LayerCache::new(&host, [1, kv_heads, 256, head_dim], dtype).unwrap();
+            let mut cache = LayerCache::new(&host, [2, kv_heads, head_dim], dtype).unwrap();
             let (mut got, mut position) = (Vec::new(), 0);
             for count in [130, 1, 70] {
                 let part = values[position * width..][..count * width].to_vec();

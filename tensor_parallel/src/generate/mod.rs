@@ -20,6 +20,7 @@ pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::text_model::TextModel;
 pub use self::tokenizer::Tokenizer;
+use crate::attention::CacheSize;
 use crate::digest::digest;
 use crate::error::{RequestError, Result};
 use crate::model::{Decoder, Llama, ModelGroups, Passes, all_gather};
@@ -110,7 +111,7 @@ impl Llama {
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
         let positions =
             positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
-        let mut decoder = Decoder::new(self, 1, positions, options.passes)?;
+        let mut decoder = Decoder::new(self, CacheSize::full(1, positions), options.passes)?;
         let mut token = sampler.choose(&decoder.prefill(0, prompt, groups)?.values()?)?;
         loop {
             generated.tokens.push(token);

@@ -7,7 +7,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup};
 
 use super::*;
-use crate::attention::{KvCache, ParallelAttention, Rotary};
+use crate::attention::{CacheSize, KvCache, ParallelAttention, Rotary};
 use crate::checkpoint::{Loader, MemorySource};
 use crate::compute::{Host, SlotMapping, instruction_set};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
@@ -336,7 +336,8 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
                 norms: None,
             };
             let host = Host::new(1);
-            let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
+            let mut cache =
+                KvCache::new(&host, 1, CacheSize::full(1, 5), [attention.qkv.kv_heads(), 4], DType::F32)?;
             let batch = host.batch(&[0; 5], &SlotMapping::from_position(0, 5), &Rotary::new(4, 1e4))?;
             let x = whole(&[5, HIDDEN], 9);
             attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
@@ -439,7 +440,8 @@ fn attention_is_exact_where_softmax_is() {
             norms: None,
         };
         let host = Host::new(1);
-        let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
+        let mut cache =
+            KvCache::new(&host, 1, CacheSize::full(1, 5), [attention.qkv.kv_heads(), 4], DType::F32)?;
         let batch = host.batch(&[0; 5], &SlotMapping::from_position(0, 5), &Rotary::new(4, 1e4))?;
         let x = whole(&[5, HIDDEN], 9);
         attention.forward(&x, &batch, &mut cache.layers[0], &host, group)

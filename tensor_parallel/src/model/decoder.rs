@@ -2,8 +2,8 @@
 
 #![expect(unsafe_code, reason = "a recorded pass keeps addresses; the block says why they stay")]
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, Range};
 use std::slice;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use ryzanstein_process_group::CapturedCalls;
 use super::groups::{ModelGroups, synchronize};
 use super::llama::{Llama, MicroBatch};
 use super::stage::cut;
-use crate::attention::KvCache;
+use crate::attention::{CacheSize, KvCache};
 use crate::compute::{CapturedGraph, Run, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
@@ -60,19 +60,19 @@ struct Pass {
 }
 
 impl Llama {
-    /// Creates a decoder for up to `sequences` sequences of at most `capacity` positions each.
+    /// Creates a decoder with a KV cache of this size.
     ///
     /// # Errors
     /// Returns the errors of [`cache`](Self::cache).
-    pub fn decoder(self: &Arc<Self>, sequences: usize, capacity: usize, passes: Passes) -> Result<Decoder> {
-        Decoder::new(Arc::clone(self), sequences, capacity, passes)
+    pub fn decoder(self: &Arc<Self>, size: CacheSize, passes: Passes) -> Result<Decoder> {
+        Decoder::new(Arc::clone(self), size, passes)
     }
 }
 
 impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Creates a decoder. `M` must always dereference to the same model, as an `Arc` or a reference does.
-    pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
-        let cache = model.caches(sequences, capacity)?;
+    pub(crate) fn new(model: M, size: CacheSize, passes: Passes) -> Result<Self> {
+        let cache = model.caches(size)?;
         Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
     }
 
@@ -103,7 +103,9 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
 
     /// Runs a pass of one token for each sequence. With [`Passes::Graph`], the second one of a size is captured.
     fn single_tokens(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
-        let Mixed { tokens, slots, .. } = self.validate(pairs)?;
+        let more = self.validate(pairs)?;
+        let runs = self.cache.reserve(&more)?;
+        let Mixed { tokens, slots, .. } = Mixed::new(pairs, &runs, self.cache.capacity());
         let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
         let (compute, rotary) = (&*model.compute, &model.config.rotary);
@@ -152,7 +154,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             Some((recording, collectives)) => groups.tensor().replay(collectives, || recording.replay())?,
             None => pass.logits = Some(model.logits(slice::from_ref(&pass.part), cache, groups)?),
         }
-        cache.advance(&slots);
+        cache.advance(&more);
         synchronize(groups)?;
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
@@ -183,30 +185,39 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
 
     /// Runs a pass that is never captured, with a micro-batch for each stage.
     fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
-        let Mixed { slots, .. } = self.validate(pairs)?;
+        let more = self.validate(pairs)?;
         let Self { cache, model, logits, .. } = self;
+        let (runs, capacity) = (cache.reserve(&more)?, cache.capacity());
         let micro_batch = |part: Range<usize>| {
-            let Mixed { tokens, slots, last } = Mixed::of(&pairs[part], cache)?;
+            let Mixed { tokens, slots, last } = Mixed::new(&pairs[part.clone()], &runs[part], capacity);
             let batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
             Ok(MicroBatch { batch, rows: last })
         };
         let count = model.stage().count.min(pairs.len());
         let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
         let logits = logits.insert(model.logits(&parts, cache, groups)?);
-        cache.advance(&slots);
+        cache.advance(&more);
         synchronize(groups)?;
         Ok(logits)
     }
 
-    /// Checks a whole request before anything is computed.
-    fn validate(&self, pairs: &[(usize, &[u32])]) -> Result<Mixed> {
+    /// Checks the pairs of a request. Returns the number of tokens of each sequence.
+    fn validate(&self, pairs: &[(usize, &[u32])]) -> Result<Vec<(usize, usize)>> {
         if pairs.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
-        let all = Mixed::of(pairs, &self.cache)?;
-        self.model.check(&all.tokens)?;
-        all.slots.check(all.tokens.len())?;
-        Ok(all)
+        let mut seen = BTreeSet::new();
+        let of = |(sequence, tokens): &(usize, &[u32])| {
+            if tokens.is_empty() {
+                return Err(RequestError::NoTokens.into());
+            }
+            if !seen.insert(*sequence) {
+                return Err(RequestError::RepeatedSequence { sequence: *sequence }.into());
+            }
+            self.model.check(tokens)?;
+            Ok((*sequence, tokens.len()))
+        };
+        pairs.iter().map(of).collect()
     }
 
     /// Removes a sequence, so that another can take its number.
@@ -219,11 +230,12 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.cache.truncate(sequence, length);
     }
 
-    /// Copies the first `length` positions of sequence `from` to sequence `to`, and replaces its content: for prompts with a
-    /// common prefix, and for several answers to one prompt.
+    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`: for prompts with a common prefix,
+    /// and for several answers to one prompt. The sequences share memory, and nothing is copied before one of them appends to a
+    /// page that is partly filled.
     ///
     /// # Errors
-    /// Returns an error if there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    /// Returns an error if there is no such sequence, or `from` holds fewer positions.
     pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         self.cache.fork(from, to, length)
     }
@@ -237,6 +249,11 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     pub fn is_empty(&self) -> bool {
         self.cache.is_empty()
     }
+
+    /// Returns the number of [free pages](KvCache::free_pages) of the cache.
+    pub fn free_pages(&self) -> usize {
+        self.cache.free_pages()
+    }
 }
 
 /// The tokens of a pass in which sequences may have several, in the order of the slots: single tokens first.
@@ -248,23 +265,17 @@ struct Mixed {
 }
 
 impl Mixed {
-    fn of(pairs: &[(usize, &[u32])], cache: &KvCache) -> Result<Self> {
-        if pairs.iter().any(|(_, tokens)| tokens.is_empty()) {
-            return Err(RequestError::NoTokens.into());
-        }
+    /// Arranges the tokens of pairs in the slots of these runs, one for each pair.
+    fn new(pairs: &[(usize, &[u32])], runs: &[Run], capacity: usize) -> Self {
         let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
-        let (mut single, mut runs) = (Vec::new(), Vec::new());
+        let mut slots = SlotMapping { runs: Vec::with_capacity(runs.len()), capacity };
         let (singles, longer): (Vec<_>, Vec<_>) =
-            pairs.iter().zip(&mut last).partition(|((_, tokens), _)| tokens.len() == 1);
-        for ((sequence, tokens), last) in singles.into_iter().chain(longer) {
-            let (sequence, position) = (*sequence, cache.next_position(*sequence, tokens.len())?);
-            match tokens.len() {
-                1 => single.push((sequence, position)),
-                tokens => runs.push(Run { sequence, position, tokens }),
-            }
-            all.extend_from_slice(tokens);
-            *last = all.len() - 1;
+            (0..pairs.len()).partition(|pair| pairs[*pair].1.len() == 1);
+        for pair in singles.into_iter().chain(longer) {
+            all.extend_from_slice(pairs[pair].1);
+            slots.runs.push(runs[pair].clone());
+            last[pair] = all.len() - 1;
         }
-        Ok(Self { tokens: all, slots: SlotMapping { single, runs }, last })
+        Self { tokens: all, slots, last }
     }
 }

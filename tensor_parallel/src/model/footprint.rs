@@ -7,6 +7,7 @@ use ryzanstein_process_group::DType;
 use super::config::LlamaConfig;
 use super::llama::Llama;
 use super::plan::NamedTensors;
+use crate::attention::CacheSize;
 use crate::checkpoint::Loader;
 use crate::compute::Sizing;
 use crate::compute::cuda::FIXED_BYTES;
@@ -51,7 +52,7 @@ pub fn footprint(
     let mut loader = Loader::new(&mut source, 0, world_size, dtype);
     let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
     let weights = kept.load(Ordering::Relaxed);
-    model.caches(sequences, positions)?;
+    model.caches(CacheSize::full(sequences, positions))?;
     let kv_cache = kept.load(Ordering::Relaxed) - weights;
     let too_many = || Error::input("passes of more bytes than can be counted");
     let of_pass = |tokens, logits| {

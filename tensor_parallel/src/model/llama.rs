@@ -7,7 +7,7 @@ use super::groups::{ModelGroups, stage_of, synchronize};
 use super::plan::{check_stages, check_world_size, leaves};
 use super::report::LoadReport;
 use super::stage::Stage;
-use crate::attention::{KvCache, ParallelAttention};
+use crate::attention::{CacheSize, KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
 use crate::compute::{Batch, Compute, LayerCache, SlotMapping};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight, check_tokens};
@@ -195,17 +195,16 @@ impl Llama {
     /// # Errors
     /// Returns an error if the model does not support sequences of that length, or memory runs out.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
-        self.caches(1, capacity)
+        self.caches(CacheSize::full(1, capacity))
     }
 
-    /// Allocates a [`cache`](Self::cache) for several sequences of `capacity` positions each.
-    pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
+    /// Allocates a [`cache`](Self::cache) of this size.
+    pub(super) fn caches(&self, size: CacheSize) -> Result<KvCache> {
         let LlamaConfig { head_dim, max_positions, .. } = self.config;
-        if capacity > max_positions {
-            return Err(RequestError::TooLong { positions: capacity, max_positions }.into());
+        if size.capacity > max_positions {
+            return Err(RequestError::TooLong { positions: size.capacity, max_positions }.into());
         }
-        let shape = [sequences, self.kv_heads, capacity, head_dim];
-        KvCache::new(&*self.compute, self.blocks.len(), shape, self.dtype)
+        KvCache::new(&*self.compute, self.blocks.len(), size, [self.kv_heads, head_dim], self.dtype)
     }
 
     /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
@@ -247,12 +246,12 @@ impl Llama {
             return Err(RequestError::NoTokens.into());
         }
         self.check(tokens)?;
-        let position = cache.next_position(0, tokens.len())?;
-        let slots = SlotMapping::from_position(position, tokens.len());
+        let more = [(0, tokens.len())];
+        let slots = SlotMapping { runs: cache.reserve(&more)?, capacity: cache.capacity() };
         let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
         let logits =
             self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;
-        cache.advance(&slots);
+        cache.advance(&more);
         synchronize(groups)?;
         Ok(logits)
     }

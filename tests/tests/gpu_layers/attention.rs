@@ -1,9 +1,13 @@
 //! Attention on a GPU.
 
+use std::sync::Arc;
+
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, Run, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{
+    AttentionCall, HeadNorms, LayerCache, PAGE_SIZE, Run, SlotMapping,
+};
 use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
 use super::*;
@@ -19,6 +23,11 @@ struct Attended {
     passes: Vec<usize>,
 }
 
+/// Returns pages for a sequence of this length, the last ones first.
+fn pages_of(capacity: usize) -> Arc<[u32]> {
+    (0..capacity.div_ceil(PAGE_SIZE) as u32).rev().collect()
+}
+
 fn attend(
     compute: &dyn Compute,
     case: &Attended,
@@ -30,12 +39,14 @@ fn attend(
     let norms = norms.then_some(HeadNorms { queries: &queries, keys: &keys, epsilon: 1e-6 });
     let rotary = Rotary::new(head_dim, 1e4);
     let capacity = case.passes.iter().sum();
-    let mut cache = LayerCache::new(compute, [1, kv_heads, capacity, head_dim], dtype).unwrap();
+    let pages = pages_of(capacity);
+    let mut cache = LayerCache::new(compute, [pages.len(), kv_heads, head_dim], dtype).unwrap();
     let mut position = 0;
     let mut pass = |count: usize| {
         let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
-        let batch =
-            compute.batch(&vec![0; count], &SlotMapping::from_position(position, count), &rotary).unwrap();
+        let run = Run { pages: Arc::clone(&pages), position, tokens: count };
+        let slots = SlotMapping { runs: vec![run], capacity };
+        let batch = compute.batch(&vec![0; count], &slots, &rotary).unwrap();
         position += count;
         let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms };
         compute.attention(qkv, &call, &mut cache).unwrap()
@@ -60,13 +71,15 @@ fn attention_with_invariant_numerics_has_the_same_bits_however_a_prompt_is_cut()
                 .collect();
             for window in [None, Some(100)] {
                 let run = |passes: &[usize]| -> Vec<u32> {
-                    let shape = [1, kv_heads, POSITIONS, head_dim];
+                    let pages = pages_of(POSITIONS);
+                    let shape = [pages.len(), kv_heads, head_dim];
                     let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
                     let (mut position, mut seen) = (0, Vec::new());
                     for &count in passes {
                         let rows = values[position * width..(position + count) * width].to_vec();
                         let qkv = cuda.upload(Tensor::new(&[count, width], rows, dtype).unwrap()).unwrap();
-                        let slots = SlotMapping::from_position(position, count);
+                        let run = Run { pages: Arc::clone(&pages), position, tokens: count };
+                        let slots = SlotMapping { runs: vec![run], capacity: POSITIONS };
                         let batch = cuda.batch(&vec![0; count], &slots, &rotary).unwrap();
                         let call =
                             AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
@@ -108,25 +121,24 @@ fn attention_of_a_token_with_invariant_numerics_has_the_same_bits_in_every_batch
             };
             for (window, mut first) in [(None, None), (Some(100), None)] {
                 for sequences in [1, 60, 150] {
-                    let shape = [sequences, kv_heads, POSITIONS, head_dim];
+                    let pages = POSITIONS.div_ceil(PAGE_SIZE);
+                    let shape = [sequences * pages, kv_heads, head_dim];
+                    // Neighbouring pages belong to different sequences.
+                    let run = |sequence: usize, position, tokens| Run {
+                        pages: (0..pages).map(|page| (page * sequences + sequence) as u32).collect(),
+                        position,
+                        tokens,
+                    };
                     let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
                     let (before, last) = prompt.split_at((POSITIONS - 1) * width);
                     for sequence in 0..sequences {
-                        let run = Run { sequence, position: 0, tokens: POSITIONS - 1 };
-                        attend(
-                            before.to_vec(),
-                            &SlotMapping { single: vec![], runs: vec![run] },
-                            window,
-                            &mut cache,
-                        );
+                        let runs = vec![run(sequence, 0, POSITIONS - 1)];
+                        let slots = SlotMapping { runs, capacity: POSITIONS };
+                        attend(before.to_vec(), &slots, window, &mut cache);
                     }
-                    let single = (0..sequences).map(|sequence| (sequence, POSITIONS - 1)).collect();
-                    let rows = attend(
-                        last.repeat(sequences),
-                        &SlotMapping { single, runs: vec![] },
-                        window,
-                        &mut cache,
-                    );
+                    let runs = (0..sequences).map(|sequence| run(sequence, POSITIONS - 1, 1)).collect();
+                    let slots = SlotMapping { runs, capacity: POSITIONS };
+                    let rows = attend(last.repeat(sequences), &slots, window, &mut cache);
                     let first = first.get_or_insert_with(|| rows[..heads * head_dim].to_vec());
                     for (sequence, row) in rows.chunks(heads * head_dim).enumerate() {
                         assert!(

@@ -7,9 +7,9 @@ use ryzanstein_config::{BackendChoice, DeviceConfig, Numerics};
 use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Run, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, PAGE_SIZE, Run, SlotMapping};
 use ryzanstein_tensor_parallel::{
-    Compute, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
+    CacheSize, Compute, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
@@ -52,7 +52,7 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
         let [eager, recorded] = [Passes::Eager, Passes::Graph].map(|passes| {
             let mut cache = model.cache(input.len()).unwrap();
             let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
-            let mut decoder = model.decoder(1, input.len(), passes).unwrap();
+            let mut decoder = model.decoder(CacheSize::full(1, input.len()), passes).unwrap();
             let last = decoder.prefill(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
@@ -188,12 +188,20 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
     let rotary = Rotary::new(head_dim, 1e4);
     // Short sequences have one split, long ones have many.
     let lengths = [1, 700, 64, 2000, 3];
+    let (capacity, pages) = (2002, 2002usize.div_ceil(PAGE_SIZE));
+    // Neighbouring pages belong to different sequences.
+    let run = |sequence: usize, position, tokens| Run {
+        pages: (0..pages).map(|page| (page * lengths.len() + sequence) as u32).collect(),
+        position,
+        tokens,
+    };
     for dtype in TYPES {
         let all = |compute: &dyn Compute, upload: &dyn Fn(Tensor) -> Tensor| {
             let mut cache =
-                LayerCache::new(compute, [lengths.len(), kv_heads, 2002, head_dim], dtype).unwrap();
+                LayerCache::new(compute, [lengths.len() * pages, kv_heads, head_dim], dtype).unwrap();
             let width = (heads + 2 * kv_heads) * head_dim;
-            let mut pass = |slots: &SlotMapping, rows: usize, seed: usize| {
+            let mut pass = |runs: Vec<Run>, rows: usize, seed: usize| {
+                let slots = &SlotMapping { runs, capacity };
                 let qkv = upload(noise(&[rows, width], seed as u64, dtype));
                 let batch = compute.batch(&vec![0; rows], slots, &rotary).unwrap();
                 let call =
@@ -201,28 +209,21 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
                 compute.attention(qkv, &call, &mut cache).unwrap()
             };
             for (sequence, length) in lengths.into_iter().enumerate() {
-                pass(&Run { sequence, position: 0, tokens: length }.into(), length, sequence);
+                pass(vec![run(sequence, 0, length)], length, sequence);
             }
             let mut all: Vec<_> = [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
-                    let slots = order.map(|sequence| (sequence, lengths[sequence] + round));
-                    pass(&SlotMapping { single: slots.to_vec(), runs: vec![] }, lengths.len(), 50 + round)
+                    let runs = order.map(|sequence| run(sequence, lengths[sequence] + round, 1));
+                    pass(runs.to_vec(), lengths.len(), 50 + round)
                 })
                 .collect();
             // Some of them get one more token, others several, in one batch.
-            let single = [3, 0].map(|sequence| (sequence, lengths[sequence]));
-            let runs = [(1, 100), (4, 1), (2, 37)].map(|(sequence, tokens)| Run {
-                sequence,
-                position: lengths[sequence] + 2,
-                tokens,
-            });
-            all.push(pass(
-                &SlotMapping { single: single.to_vec(), runs: runs.to_vec() },
-                2 + 100 + 1 + 37,
-                60,
-            ));
+            let mut runs = [3, 0].map(|sequence| run(sequence, lengths[sequence], 1)).to_vec();
+            let more = [(1, 100), (4, 1), (2, 37)];
+            runs.extend(more.map(|(sequence, tokens)| run(sequence, lengths[sequence] + 2, tokens)));
+            all.push(pass(runs, 2 + 100 + 1 + 37, 60));
             all
         };
         let want = all(&host, &|t| t);
@@ -276,7 +277,7 @@ fn two_threads_share_a_model_while_each_records_its_passes() {
             let (model, input) = (Arc::clone(&model), &input);
             scope.spawn(move || {
                 for _ in 0..20 {
-                    let mut decoder = model.decoder(1, input.len(), Passes::Graph).unwrap();
+                    let mut decoder = model.decoder(CacheSize::full(1, input.len()), Passes::Graph).unwrap();
                     decoder.prefill(0, &input[..1], manager.world()).unwrap();
                     for (position, token) in input.iter().enumerate().skip(1) {
                         let logits = decoder.decode(&[(0, *token)], manager.world()).unwrap();
@@ -300,8 +301,8 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
         on_gpus(world_size, |group| {
             let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
             let (mut a, mut b) = (
-                model.decoder(1, input.len(), Passes::Graph).unwrap(),
-                model.decoder(1, input.len(), Passes::Graph).unwrap(),
+                model.decoder(CacheSize::full(1, input.len()), Passes::Graph).unwrap(),
+                model.decoder(CacheSize::full(1, input.len()), Passes::Graph).unwrap(),
             );
             let ahead = 4;
             a.prefill(0, &input[..ahead], group).unwrap();

@@ -10,7 +10,9 @@ use std::time::Instant;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{BackendKind, DType, Error as GroupError, Memory, ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
-use ryzanstein_tensor_parallel::{Decoder, Error, Llama, LlamaConfig, Passes, check_world_size, compute};
+use ryzanstein_tensor_parallel::{
+    CacheSize, Decoder, Error, Llama, LlamaConfig, Passes, check_world_size, compute,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::communication::{Communication, JobContext};
@@ -281,9 +283,13 @@ impl Step {
     ) -> Result<Side<'a>, Error> {
         let config = model.config().clone();
         let Self::Decode(batch) = self else {
-            return Ok(Side { decoder: model.decoder(1, request.prompt, Passes::Graph)?, config, group });
+            return Ok(Side {
+                decoder: model.decoder(CacheSize::full(1, request.prompt), Passes::Graph)?,
+                config,
+                group,
+            });
         };
-        let mut decoder = model.decoder(batch, request.positions(), Passes::Graph)?;
+        let mut decoder = model.decoder(CacheSize::full(batch, request.positions()), Passes::Graph)?;
         decoder.prefill(0, &tokens(request.prompt, 0, &config), group)?;
         for sequence in 1..batch {
             decoder.fork(0, sequence, request.prompt)?;

@@ -11,7 +11,7 @@ use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute;
 use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{
-    ConfigurationError, Error, Llama, LlamaConfig, Passes, Sampling, legal_world_sizes,
+    CacheSize, ConfigurationError, Error, Llama, LlamaConfig, Passes, Sampling, legal_world_sizes,
 };
 
 use super::tone;
@@ -128,7 +128,7 @@ fn greedy(
     sequences: usize,
     group: &mut ProcessGroup,
 ) -> Result<Vec<f32>, Error> {
-    let mut decoder = model.decoder(sequences, TOKENS + NEW_TOKENS, Passes::Graph)?;
+    let mut decoder = model.decoder(CacheSize::full(sequences, TOKENS + NEW_TOKENS), Passes::Graph)?;
     let mut sampler = Sampler::new(Sampling::Greedy)?;
     let prompts: Vec<_> = (0..sequences).map(|i| (i, &tokens[..TOKENS / (i + 1)])).collect();
     let mut seen = Vec::new();

@@ -14,10 +14,12 @@
 mod tiles;
 
 use std::ops::Range;
+use std::ptr;
 
 use pulp::{Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
 
+use super::batch::PAGE_SIZE;
 use super::exponential::exp;
 use super::host::Host;
 use super::operations::{AttentionCall, HeadNorms, LayerCache};
@@ -49,7 +51,7 @@ pub(super) fn attention(
 ) -> Result<Tensor> {
     cache.check(qkv, call)?;
     let &AttentionCall { heads, kv_heads, head_dim, batch, window, norms } = call;
-    let (slots, rotary) = (batch.slots().slots().collect::<Vec<_>>(), batch.rotations()?);
+    let (slots, rotary) = (batch.slots().rows().collect::<Vec<_>>(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let stored = qkv.host()?;
@@ -69,8 +71,8 @@ pub(super) fn attention(
         }
         rows::rotate(host.products.arch(), rotary, i, head_dim, turned);
     });
-    for (row, slot) in rotated.chunks_exact(width).zip(&slots) {
-        store(host, cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
+    for (row, (run, position)) in rotated.chunks_exact(width).zip(&slots) {
+        store(host, cache, &row[heads * head_dim..], (&run.pages, *position), (kv_heads, head_dim))?;
     }
 
     let group = heads / kv_heads * head_dim;
@@ -81,9 +83,9 @@ pub(super) fn attention(
     let some_rows = |head: usize, first: usize, out: &mut [f32]| {
         let (mut first, mut out) = (first, out);
         while !out.is_empty() {
-            let sequence = slots[first].0;
-            let count =
-                slots[first..first + out.len() / group].iter().take_while(|slot| slot.0 == sequence).count();
+            let run = slots[first].0;
+            let those = &slots[first..first + out.len() / group];
+            let count = those.iter().take_while(|slot| ptr::eq(slot.0, run)).count();
             let (these, others) = out.split_at_mut(count * group);
             let seen = slots[first..first + count]
                 .iter()
@@ -91,9 +93,9 @@ pub(super) fn attention(
                 .collect();
             let rows =
                 rotated[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
-            let of_head = cache.offset(sequence, head, 0);
             let queries = Queries { rows: rows.collect(), seen, head_dim, out: these };
-            attend(host, queries, (keys, of_head), (values, of_head));
+            let at = |positions| cache.elements(&run.pages, head, positions);
+            attend(host, queries, Cached { keys, values, at: &at });
             (first, out) = (first + count, others);
         }
     };
@@ -118,18 +120,28 @@ pub(super) fn attention(
     })
 }
 
-/// Computes attention with the fastest method for the number of queries. `keys` and `values` are the caches, each with the index
-/// at which the head begins.
-fn attend(host: &Host, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
+/// The cached keys and values of one head of a sequence.
+#[derive(Clone, Copy)]
+struct Cached<'a> {
+    keys: &'a Storage,
+    values: &'a Storage,
+    /// Returns the elements at positions of one block. A page has whole blocks.
+    at: &'a dyn Fn(Range<usize>) -> Range<usize>,
+}
+
+const _: () = assert!(PAGE_SIZE.is_multiple_of(BLOCK), "a block lies within a page");
+
+/// Computes attention with the fastest method for the number of queries.
+fn attend(host: &Host, queries: Queries<'_>, cached: Cached<'_>) {
     #[cfg(target_arch = "x86_64")]
-    if let (Storage::BF16(k), Storage::BF16(v)) = (keys.0, values.0)
+    if let (Storage::BF16(k), Storage::BF16(v)) = (cached.keys, cached.values)
         && host.products.set() == InstructionSet::Amx
         && tiles::is_worth_it(&queries)
     {
-        tiles::attend(&Tiles::new(), host.products.arch(), queries, [&k[keys.1..], &v[values.1..]]);
+        tiles::attend(&Tiles::new(), host.products.arch(), queries, ([k, v], cached.at));
         return;
     }
-    host.products.arch().dispatch(OfVectors { queries, keys, values });
+    host.products.arch().dispatch(OfVectors { queries, cached });
 }
 
 /// Writes the keys and values of one position to the cache, rounded to its type.
@@ -137,15 +149,16 @@ fn store(
     host: &Host,
     cache: &mut LayerCache,
     kv: &[f32],
-    (sequence, position): (usize, usize),
+    (pages, position): (&[u32], usize),
     (kv_heads, head_dim): (usize, usize),
 ) -> Result<()> {
     let (keys, values) = kv.split_at(kv_heads * head_dim);
-    let starts: Vec<usize> = (0..kv_heads).map(|head| cache.offset(sequence, head, position)).collect();
+    let places: Vec<_> =
+        (0..kv_heads).map(|head| cache.elements(pages, head, position..position + 1)).collect();
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
-            for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
-                rows::narrow(host.products.arch(), from, &mut to[at..at + head_dim]);
+            for (at, from) in places.iter().zip(source.chunks_exact(head_dim)) {
+                rows::narrow(host.products.arch(), from, &mut to[at.clone()]);
             }
         });
     }
@@ -173,9 +186,7 @@ impl Queries<'_> {
 /// Attention of queries with vectors of `f32`.
 struct OfVectors<'a> {
     queries: Queries<'a>,
-    /// The cache, and the index at which the key head begins.
-    keys: (&'a Storage, usize),
-    values: (&'a Storage, usize),
+    cached: Cached<'a>,
 }
 
 impl WithSimd for OfVectors<'_> {
@@ -183,7 +194,7 @@ impl WithSimd for OfVectors<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, lanes: S) {
-        let Self { queries, keys, values } = self;
+        let Self { queries, cached } = self;
         let Range { start, end } = queries.positions();
         let Queries { rows, seen, head_dim, out } = queries;
         let width = head_dim.next_multiple_of(LANES);
@@ -203,14 +214,15 @@ impl WithSimd for OfVectors<'_> {
         let mut softmax = vec![Softmax::EMPTY; count];
         for first in (start..end).step_by(BLOCK) {
             let last = end.min(first + BLOCK);
-            widen(keys, first..last, head_dim, &mut block);
+            let elements = (cached.at)(first..last);
+            widen(cached.keys, elements.clone(), head_dim, &mut block);
             simd::all_pairs(lanes, &scaled, &block, &mut scores, width);
             for (i, (scores, sums)) in
                 scores.chunks_exact_mut(BLOCK).zip(sums.chunks_exact_mut(width)).enumerate()
             {
                 softmax[i].add(scores, within(&seen[i / shared], first..last), sums);
             }
-            widen(values, first..last, head_dim, &mut block);
+            widen(cached.values, elements, head_dim, &mut block);
             if seen.iter().all(|seen| seen.start <= first && last <= seen.end) {
                 simd::add_weighted(lanes, (&scores, 0..last - first), &block, &mut sums, [BLOCK, width]);
                 continue;
@@ -237,13 +249,12 @@ fn within(seen: &Range<usize>, block: Range<usize>) -> Range<usize> {
         ..seen.end.clamp(block.start, block.end) - block.start
 }
 
-/// Widens positions of a head, each into a row of the block.
+/// Widens elements of a head, each position into a row of the block.
 #[inline(always)]
-fn widen((stored, of_head): (&Storage, usize), positions: Range<usize>, head_dim: usize, block: &mut [f32]) {
+fn widen(stored: &Storage, elements: Range<usize>, head_dim: usize, block: &mut [f32]) {
     let width = block.len() / BLOCK;
     with_elements!(stored, stored => {
-        let from = &stored[of_head + positions.start * head_dim..of_head + positions.end * head_dim];
-        for (to, from) in block.chunks_exact_mut(width).zip(from.chunks_exact(head_dim)) {
+        for (to, from) in block.chunks_exact_mut(width).zip(stored[elements].chunks_exact(head_dim)) {
             Float::widen_into(from, &mut to[..head_dim]);
         }
     });

@@ -22,12 +22,12 @@ pub(super) fn is_worth_it(queries: &Queries<'_>) -> bool {
     queries.head_dim.is_multiple_of(PAIR) && queries.out.len() >= PAIR * queries.head_dim
 }
 
-/// Computes the attention of queries with the keys and values of their head, from position 0 on.
+/// Computes the attention of queries with the cached keys and values of their head. `at` returns the elements at positions of a block.
 pub(super) fn attend(
     tiles: &impl TileProducts,
     arch: Arch,
     queries: Queries<'_>,
-    [keys, values]: [&[bf16]; 2],
+    (cached, at): ([&[bf16]; 2], &dyn Fn(Range<usize>) -> Range<usize>),
 ) {
     let positions = queries.positions();
     let Queries { rows, seen, head_dim, out } = queries;
@@ -47,7 +47,8 @@ pub(super) fn attend(
     let packed: &mut [Tile] = packed.as_chunks_mut().0;
     for first in positions.clone().step_by(BLOCK) {
         let last = positions.end.min(first + BLOCK);
-        let [keys, values] = [keys, values].map(|all| &all[first * head_dim..last * head_dim]);
+        let elements = at(first..last);
+        let [keys, values] = cached.map(|all| &all[elements.clone()]);
         pack_keys(keys, head_dim, packed);
         product(tiles, (&scaled, head_dim), packed, &mut scores, false);
         let of_rows = scores.chunks_mut(shared * BLOCK).zip(weights.chunks_mut(shared * BLOCK));
@@ -178,6 +179,7 @@ mod tests {
     /// Returns the result for each query, and the f64 reference from the same rounded queries.
     fn both(seen: &[Range<usize>], shared: usize, head_dim: usize, values: &[bf16]) -> Vec<[f64; 2]> {
         let keys = some(LENGTH * head_dim, 1);
+        let at = |positions: Range<usize>| positions.start * head_dim..positions.end * head_dim;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let rows: Vec<f32> =
             some(seen.len() * shared * head_dim, 3).into_iter().map(|value| value.to_f32() / scale).collect();
@@ -188,7 +190,7 @@ mod tests {
             head_dim,
             out: &mut out,
         };
-        attend(&Plain, Arch::new(), queries, [&keys, values]);
+        attend(&Plain, Arch::new(), queries, ([&keys, values], &at));
         let mut results = Vec::new();
         for (i, (query, out)) in rows.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
             let query: Vec<f64> = query.iter().map(|value| bf16::from_f32(value * scale).to_f64()).collect();

@@ -11,7 +11,7 @@ use ryzanstein_process_group::DType;
 use super::Cuda;
 use super::kernels::Source;
 use super::launch::{KernelCall, MOST_BLOCKS_Y, to_u32};
-use crate::compute::batch::Part;
+use crate::compute::batch::{PAGE_SIZE, Part};
 use crate::compute::operations::{AttentionCall, Compute as _, LayerCache};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -41,7 +41,7 @@ struct Shape {
     rows: u32,
     run: u32,
     kv_heads: u32,
-    capacity: u32,
+    pages: u32,
     window: u32,
     scale: f32,
 }
@@ -145,7 +145,7 @@ impl Cuda {
         // Heads, rows and slots match the input and are within the cache; keys and values have the same shape.
         cache.check(&qkv, call)?;
         let &AttentionCall { heads, kv_heads, head_dim, batch, window, norms } = call;
-        let (rows, dtype, capacity) = (qkv.rows(), qkv.dtype(), cache.capacity());
+        let (rows, dtype) = (qkv.rows(), qkv.dtype());
         if [cache.keys.dtype(), cache.values.dtype()] != [dtype; 2] {
             return Err(Error::input(format!(
                 "attention on a GPU needs a cache of the activations' type {dtype}, and this one is {}",
@@ -168,7 +168,7 @@ impl Cuda {
             rows: to_u32("positions", rows)?,
             run: 0,
             kv_heads: to_u32("heads", kv_heads)?,
-            capacity: to_u32("positions", capacity)?,
+            pages: to_u32("pages", batch.slots().pages())?,
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
@@ -194,13 +194,16 @@ impl Cuda {
     ) -> Result<()> {
         let (start, rows) = (part.rows.start, part.rows.len());
         let (dtype, group) = (qkv.dtype(), heads / kv_heads);
-        let run = if part.is_single { 1 } else { rows };
+        let run = if part.is_single() { 1 } else { rows };
         let shape = Shape { rows: to_u32("positions", rows)?, run: run as u32, ..shape };
         let variant = Variant::choose(dtype, head_dim, self.gpu.device.info().capability);
         let source = Source::Attention(dtype, head_dim, group, variant);
         let device = batch.device()?;
-        let (slots, rotations) = (2 * size_of::<u32>(), head_dim * size_of::<f32>());
-        assert!(device.state.bytes() >= part.rows.end * slots, "a batch has the slots of all its tokens");
+        let (slots, rotations) = (batch.slots(), head_dim * size_of::<f32>());
+        assert!(
+            device.state.bytes() >= slots.state_words() * size_of::<u32>(),
+            "a batch has the slots of all its tokens"
+        );
         assert!(
             device.rotations.bytes() >= part.rows.end * rotations,
             "a batch has the rotations of all its tokens"
@@ -209,27 +212,30 @@ impl Cuda {
         let begin = |name| -> Result<KernelCall<'_>> {
             let mut kernel = self.kernels.call(source, name);
             kernel.read_from(qkv, start)?;
-            kernel.block(&device.rotations, start * rotations)?.block(&device.state, start * slots)?;
+            kernel
+                .block(&device.rotations, start * rotations)?
+                .block(&device.state, slots.state_offset(part) * size_of::<u32>())?;
             Ok(kernel)
         };
         let across = rows * kv_heads * variant.blocks_of_group(group, head_dim);
-        if part.is_single && across > ARRIVALS {
+        if part.is_single() && across > ARRIVALS {
             return Err(Error::input(format!(
                 "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
             )));
         }
         // The order in which `decode.cu` adds positions depends on their number.
-        if part.is_single && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
+        if part.is_single() && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
             let multiprocessors = self.gpu.device.info().multiprocessors as usize;
-            let [splits, results] = variant.splits(across, cache.capacity(), head_dim, multiprocessors);
+            let [splits, results] =
+                variant.splits(across, slots.pages() * PAGE_SIZE, head_dim, multiprocessors);
             // The block returns to the pool at the end of this function: its next user comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;
             decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
             decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
             let shared = variant.shared_bytes(WARP_GROUP_QUERIES, 2, head_dim);
-            // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of
-            // its sequence up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <
+            // SAFETY: a block reads the position, page table and rotations of one row of the part, its heads in the input, and keys and
+            // values of its pages up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <
             // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
             // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before the
             // previous kernel has ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
@@ -239,7 +245,7 @@ impl Cuda {
         }
         let mut append = begin("append")?;
         append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
-        // SAFETY: a block reads the slot and rotations of one row, and one key and value head of the input, and writes them to
+        // SAFETY: a block reads the position, page table and rotations of one row, and one key and value head of the input, and writes them to
         // that slot of the cache, which was checked as above.
         unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
         let tiles = (run * group).div_ceil(variant.queries(head_dim)) as u32;
@@ -248,8 +254,8 @@ impl Cuda {
         let (threads, shared) =
             (variant.threads(), variant.shared_bytes(variant.queries(head_dim), 4, head_dim));
         let runs = (rows / run) as u32;
-        // SAFETY: a block reads rows of one run of the part with their rotations, and keys and values of its sequence up to the last
-        // row's position, which the cache has as rows of a run follow each other; it writes its rows and heads of `y`.
+        // SAFETY: a block reads rows of one run of the part with their rotations, and keys and values of its pages up to the last
+        // row's position, as rows of a run follow each other; it writes its rows and heads of `y`.
         unsafe { prefill.launch_with_shared([tiles, shape.kv_heads * runs], threads, shared) }
     }
 }

@@ -1,25 +1,23 @@
 //! Batches on a GPU: the tokens, slots and rotations that kernels read.
 
 use super::Cuda;
-use super::launch::to_u32;
 use crate::compute::batch::{Batch, DeviceBatch, SlotMapping};
 use crate::error::Result;
 use crate::rotary::Rotary;
 
-/// Returns the rotary frequencies of a batch: of all rows, or, if they depend on the length of the sequence, of each single token
-/// and run.
+/// Returns the rotary frequencies of a batch: of all rows, or, if they depend on the length of the sequence, of each run.
 fn frequencies(slots: &SlotMapping, rotary: &Rotary) -> Vec<f32> {
     if !rotary.depends_on_length() {
         return rotary.frequencies(1).into_owned();
     }
-    slots.ends().flat_map(|(_, length)| rotary.frequencies(length).into_owned()).collect()
+    slots.runs.iter().flat_map(|run| rotary.frequencies(run.end()).into_owned()).collect()
 }
 
 impl Cuda {
     pub(super) fn new_batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
         slots.check(tokens.len())?;
         let (rows, half, frequencies) = (tokens.len(), rotary.half(), frequencies(slots, rotary).len());
-        let state = self.gpu.scratch((3 * rows + frequencies) * size_of::<u32>())?;
+        let state = self.gpu.scratch((slots.state_words() + rows + frequencies) * size_of::<u32>())?;
         let rotations = self.gpu.scratch(rows * half * 2 * size_of::<f32>())?;
         let mut batch = Batch::on_device(rows, slots, (half, frequencies), DeviceBatch { state, rotations });
         self.set_batch(&mut batch, tokens, slots, rotary)?;
@@ -37,27 +35,23 @@ impl Cuda {
         let (rows, half, frequencies) = (tokens.len(), rotary.half(), frequencies(slots, rotary));
         batch.check_update(rows, slots, (half, frequencies.len()))?;
         let parts = slots.parts();
-        let places: Vec<_> = slots.slots().collect();
-        let mut words = Vec::with_capacity(3 * rows + frequencies.len());
+        let mut words = Vec::with_capacity(slots.state_words() + rows + frequencies.len());
         for part in &parts {
-            for (_, position) in &places[part.rows.clone()] {
-                words.push(to_u32("positions", *position)?);
-            }
-            for (sequence, _) in &places[part.rows.clone()] {
-                words.push(to_u32("sequences", *sequence)?);
+            let runs = &slots.runs[part.runs.clone()];
+            let positions = runs.iter().flat_map(|run| run.position..run.end());
+            // The capacity, which no position reaches, has been checked.
+            words.extend(positions.map(|position| position as u32));
+            for run in runs {
+                let end = words.len() + slots.pages();
+                words.extend(run.pages.iter().take(slots.pages()));
+                words.resize(end, 0);
             }
         }
         words.extend_from_slice(tokens);
         words.extend(frequencies.iter().map(|f| f.to_bits()));
         batch.update_device(tokens, slots, |device| {
             device.state.write(bytemuck::cast_slice(&words))?;
-            let mut first = 0;
-            parts.iter().try_for_each(|part| {
-                self.kernels.rotations(device, part, rows, (rotary, first))?;
-                // A run has the same frequencies in all rows.
-                first += if part.is_single { part.rows.len() } else { 1 };
-                Ok(())
-            })
+            parts.iter().try_for_each(|part| self.kernels.rotations(device, part, (slots, rows), rotary))
         })
     }
 }

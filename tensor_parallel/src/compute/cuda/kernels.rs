@@ -9,6 +9,7 @@ use ryzanstein_process_group::device::Kernel;
 
 use super::attention::Variant;
 use super::gemm::Tiles;
+use crate::compute::batch::PAGE_SIZE;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
 
@@ -82,6 +83,7 @@ impl Source {
                     ("WGMMA_N", head_dim.to_string()),
                     ("HEAD_DIM", head_dim.to_string()),
                     ("GROUP", group.to_string()),
+                    ("PAGE_SIZE", PAGE_SIZE.to_string()),
                     (variant.name(), String::new()),
                 ],
             ),

@@ -10,7 +10,7 @@ use ryzanstein_process_group::DType;
 use super::kernels::{Kernels, Source};
 use super::launch::{KernelCall, MOST_BLOCKS_Y, to_u32};
 use crate::checkpoint::LEAVES;
-use crate::compute::batch::{Batch, DeviceBatch, Part};
+use crate::compute::batch::{Batch, DeviceBatch, Part, SlotMapping};
 use crate::compute::operations::HeadNorms;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
@@ -95,14 +95,14 @@ impl Kernels {
         if (out.rows(), out.columns()) != (count, columns) {
             return Err(Error::shape_mismatch("embedding", table, out));
         }
-        let state = &batch.device()?.state;
-        assert!(state.bytes() >= 3 * count * size_of::<u32>(), "a batch has the ids of all its tokens");
+        let (state, ids) = (&batch.device()?.state, batch.slots().state_words() * size_of::<u32>());
+        assert!(state.bytes() >= ids + count * size_of::<u32>(), "a batch has the ids of all its tokens");
         let (grid, rows) = (to_u32("tokens", count)?, to_u32("rows", table.rows())?);
         let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
         let mut call = self.call(Source::Rows(out.dtype(), table.dtype()), "embed");
         call.read(table)?.value(to_u32("rows", first)?).value(rows).value(to_u32("columns", columns)?);
-        call.block(state, 0)?.write(out)?;
-        // SAFETY: a block reads one id after 2 × tokens words of the batch, a row of `columns` elements of the table if it has
+        call.block(state, ids)?.write(out)?;
+        // SAFETY: a block reads one id of the batch, a row of `columns` elements of the table if it has
         // that row, and writes a row of `out`. The lengths were checked above; the types are those of the source.
         unsafe { call.launch([grid, 1], threads) }
     }
@@ -270,20 +270,21 @@ impl Kernels {
         &self,
         batch: &mut DeviceBatch,
         part: &Part,
-        rows: usize,
-        (rotary, first): (&Rotary, usize),
+        (slots, rows): (&SlotMapping, usize),
+        rotary: &Rotary,
     ) -> Result<()> {
         let Range { start, end } = part.rows;
         let half = rotary.half();
         assert!(start <= end && end <= rows, "the part is within the batch");
-        let (positions, angles) = (2 * start * size_of::<u32>(), start * half * 2 * size_of::<f32>());
-        // The frequencies of the first row, and the distance to those of the next.
-        let (first, stride) = match (rotary.depends_on_length(), part.is_single) {
+        let (positions, angles) =
+            (slots.state_offset(part) * size_of::<u32>(), start * half * 2 * size_of::<f32>());
+        // The frequencies of the first row, and the distance to those of the next: a run has the same in all rows.
+        let (first, stride) = match (rotary.depends_on_length(), part.is_single()) {
             (false, _) => (0, 0),
-            (true, false) => (first * half, 0),
-            (true, true) => (first * half, half),
+            (true, false) => (part.runs.start * half, 0),
+            (true, true) => (part.runs.start * half, half),
         };
-        let frequencies = (3 * rows + first) * size_of::<u32>();
+        let frequencies = (slots.state_words() + rows + first) * size_of::<u32>();
         let last = (end - start).saturating_sub(1) * stride + half;
         let DeviceBatch { state, rotations } = batch;
         assert!(
@@ -295,9 +296,9 @@ impl Kernels {
         let mut call = self.call(Source::Rows(DType::F32, DType::F32), "rotations");
         call.block(state, frequencies)?.block(state, positions)?.block(rotations, angles)?.value(half);
         call.value(to_u32("frequencies", stride)?).value(rotary.amplitude());
-        // SAFETY: a block reads one of the part's positions, which begin after two words for each row before it, and `half`
-        // frequencies, which begin `stride` after those of the block before, and writes `half` pairs of floats for its row: the
-        // asserts above. Both blocks belong to the batch, which is borrowed exclusively.
+        // SAFETY: a block reads one of the part's positions, which lie before the frequencies, and `half` frequencies, which begin
+        // `stride` after those of the block before, and writes `half` pairs of floats for its row: the asserts above. Both blocks
+        // belong to the batch, which is borrowed exclusively.
         unsafe { call.launch([grid, 1], half.next_multiple_of(32).min(256)) }
     }
 

@@ -8,6 +8,7 @@ use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
 use super::*;
+use crate::attention::CacheSize;
 use crate::checkpoint::MemorySource;
 use crate::compute::{AttentionCall, Batch, Host, LayerCache, SlotMapping};
 use crate::model::{Passes, TensorSpec, footprint};
@@ -199,7 +200,7 @@ fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DTy
     let mut loader = Loader::new(&mut source, rank, world_size, dtype);
     let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader).unwrap();
     let weights = taken.load(Ordering::Relaxed);
-    let _decoder = Arc::new(model).decoder(3, 20, Passes::Eager).unwrap();
+    let _decoder = Arc::new(model).decoder(CacheSize::full(3, 20), Passes::Eager).unwrap();
     (weights, taken.load(Ordering::Relaxed) - weights)
 }
 

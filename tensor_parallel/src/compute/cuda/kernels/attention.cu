@@ -2,8 +2,8 @@
 // many query heads share a key/value head.
 //
 // A row of `qkv` is the query heads, the key heads, then the value heads. The cache is
-// [sequences, kv_heads, capacity, HEAD_DIM]. Queries are rotated when they are read; keys are rotated and rounded when they
-// enter the cache. `batch` is the position of each row, then its sequence: a recorded launch can be
+// [pages, kv_heads, PAGE_SIZE, HEAD_DIM]. Queries are rotated when they are read; keys are rotated and rounded when they
+// enter the cache. `batch` is the position of each row, then the page table of each run: a recorded launch can be
 // repeated for every later position, and for other sequences.
 
 constexpr int HALF = HEAD_DIM / 2;
@@ -12,8 +12,8 @@ constexpr int HALF = HEAD_DIM / 2;
 #define UNSEEN (__int_as_float(0xff800000))
 
 struct Shape {
-    // Rows of the batch's part; how many of them follow each other in one sequence.
-    u32 rows, run, kv_heads, capacity;
+    // Rows of the batch's part; how many of them follow each other in one sequence; pages of a table.
+    u32 rows, run, kv_heads, pages;
     // How many positions a query sees, its own included; all when zero.
     u32 window;
     float scale;
@@ -33,9 +33,18 @@ __device__ __forceinline__ float rotated(const ELEMENT* head, const float2* rota
     return at < HALF ? turned(widen(head[at]), -widen(head[at + HALF]), by) : turned(widen(head[at]), widen(head[at - HALF]), by);
 }
 
-// Where a sequence's keys or values of one head begin in the cache.
-__device__ __forceinline__ u64 base_of(const Shape& shape, u32 sequence, u32 kv_head) {
-    return ((u64)sequence * shape.kv_heads + kv_head) * shape.capacity * HEAD_DIM;
+// The cached keys or values of one head of a row's sequence.
+struct Pages {
+    const u32* table;
+    u32 kv_heads, kv_head;
+
+    // Where a position begins in the cache. The next positions of the same page follow.
+    __device__ __forceinline__ u64 at(u32 position) const {
+        return (((u64)table[position / PAGE_SIZE] * kv_heads + kv_head) * PAGE_SIZE + position % PAGE_SIZE) * HEAD_DIM;
+    }
+};
+__device__ __forceinline__ Pages pages_of(const Shape& shape, const u32* batch, u32 row, u32 kv_head) {
+    return {batch + shape.rows + (u64)(row / shape.run) * shape.pages, shape.kv_heads, kv_head};
 }
 
 // Puts one position's key, rotated, and its value into the cache.
@@ -56,7 +65,7 @@ extern "C" __global__ void append(
     wait_for_previous();
     u32 row = blockIdx.x, kv_head = blockIdx.y;
     const ELEMENT* key = qkv + row * row_length(shape) + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM;
-    u64 at = base_of(shape, batch[shape.rows + row], kv_head) + (u64)batch[row] * HEAD_DIM;
+    const u64 at = pages_of(shape, batch, row, kv_head).at(batch[row]);
     put(key, key + (u64)shape.kv_heads * HEAD_DIM, rotations + (u64)row * HALF, keys + at, values + at);
 }
 
@@ -65,7 +74,8 @@ struct RunOf {
     const ELEMENT* qkv;
     const float2* rotations;
     ELEMENT* out;
-    u32 kv_head, position, sequence;
+    u32 kv_head, position;
+    Pages pages;
 
     __device__ __forceinline__ RunOf(const Shape& shape, const ELEMENT* qkv, const float2* rotations, const u32* batch, ELEMENT* out) {
         const u32 row = blockIdx.y / shape.kv_heads * shape.run;
@@ -74,6 +84,6 @@ struct RunOf {
         this->out = out + (u64)row * GROUP * shape.kv_heads * HEAD_DIM;
         kv_head = blockIdx.y % shape.kv_heads;
         position = batch[row];
-        sequence = batch[shape.rows + row];
+        pages = pages_of(shape, batch, row, kv_head);
     }
 };

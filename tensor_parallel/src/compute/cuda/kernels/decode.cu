@@ -41,7 +41,7 @@ __device__ __forceinline__ float query_at(const Heads& mine, int head, int at) {
 
 // Attends to the positions `from..to` of the cache, and leaves the partial results of each warp.
 __device__ __forceinline__ void attend(
-    const Heads& mine, const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to, WarpPartials& partials
+    const Heads& mine, const Pages& pages, const ELEMENT* keys, const ELEMENT* values, u32 from, u32 to, WarpPartials& partials
 ) {
     int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     float query[HEADS][PIECES][VECTOR];
@@ -66,14 +66,15 @@ __device__ __forceinline__ void attend(
         #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             u32 at = block + a * TEAMS + team;
+            const u64 offset = at < to ? pages.at(at) : 0;
             #pragma unroll
             for (int p = 0; p < PIECES; p++) {
                 int element = (p * LANES + lane) * VECTOR;
                 key[a][p] = {};
                 value[a][p] = {};
                 if (at < to && element < HEAD_DIM) {
-                    key[a][p] = *(const Pack<ELEMENT, VECTOR>*)(keys + (u64)at * HEAD_DIM + element);
-                    value[a][p] = *(const Pack<ELEMENT, VECTOR>*)(values + (u64)at * HEAD_DIM + element);
+                    key[a][p] = *(const Pack<ELEMENT, VECTOR>*)(keys + offset + element);
+                    value[a][p] = *(const Pack<ELEMENT, VECTOR>*)(values + offset + element);
                 }
             }
         }
@@ -196,14 +197,14 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
 ) {
     // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.
     u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;
-    u32 sequence = batch[shape.rows + row], position = batch[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
+    u32 position = batch[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
     u32 length = ceil_div((seen_to - seen_from + gridDim.x - 1) / gridDim.x, FEWEST) * FEWEST;
     u32 splits = (seen_to - seen_from + length - 1) / length;
     // One split always exists, and its block waits, so this kernel ends after the previous one. The next kernel relies on that.
     if (blockIdx.x >= splits) return;
     u32 from = seen_from + blockIdx.x * length, to = min(from + length, position);
     u32 head = blockIdx.y % across * HEADS, kv_head = head / GROUP;
-    const u64 base = base_of(shape, sequence, kv_head);
+    const Pages pages = pages_of(shape, batch, row, kv_head);
     wait_for_previous();
     qkv += row * row_length(shape);
     out += (u64)row * heads * HEAD_DIM;
@@ -212,10 +213,10 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const bool has_new = blockIdx.x == splits - 1;
     if (has_new) {
         const ELEMENT* key = qkv + (u64)(heads + kv_head) * HEAD_DIM;
-        const u64 at = base + (u64)position * HEAD_DIM;
+        const u64 at = pages.at(position);
         attend_to_new(mine, key, key + (u64)shape.kv_heads * HEAD_DIM, keys + at, values + at, partials);
     }
-    attend(mine, keys + base, values + base, from, to, partials);
+    attend(mine, pages, keys, values, from, to, partials);
     __syncthreads();
 
     // Of each head and split the weighted sum; behind these the greatest score and the sum of weights.

@@ -24,13 +24,13 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const u32 first = first_seen(shape, position + 1) / WGMMA_KEYS, tiles = position / WGMMA_KEYS + 1 - first;
     // One tile always exists, and its block waits, so this kernel ends after the previous one. The next kernel relies on that.
     if (blockIdx.x >= tiles) return;
-    const u64 base = base_of(shape, batch[shape.rows + row], kv_head);
-    const ELEMENT *key = keys + base, *value = values + base;
+    const Pages pages = pages_of(shape, batch, row, kv_head);
     auto start_of = [&](u32 tile) { return (first + tile) * WGMMA_KEYS; };
+    u64 offset = pages.at(start_of(blockIdx.x));
     // Read before the wait: earlier passes have written these positions, and a copy of `batch` came after them.
-    load_tile<DECODE_THREADS>(key_tile, key, start_of(blockIdx.x), position);
+    load_tile<DECODE_THREADS>(key_tile, keys + offset, position - start_of(blockIdx.x));
     end_loads();
-    load_tile<DECODE_THREADS>(value_tile, value, start_of(blockIdx.x), position);
+    load_tile<DECODE_THREADS>(value_tile, values + offset, position - start_of(blockIdx.x));
     end_loads();
     wait_for_previous();
     qkv += row * row_length(shape);
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const int warp = threadIdx.x / 32;
     Queries mine(shape, first_head + warp * 16, GROUP, position);
     const bool is_alone = gridDim.x == 1 || tiles == 1;
-    const u64 at = (u64)row * shape.kv_heads + kv_head, most = ceil_div(shape.capacity, WGMMA_KEYS);
+    const u64 at = (u64)row * shape.kv_heads + kv_head, most = (u64)shape.pages * (PAGE_SIZE / WGMMA_KEYS);
     // The weighted values of each tile and head, then the softmax of each.
     float* const left = partial + at * most * GROUP * HEAD_DIM;
     Softmax* const left_softmax = (Softmax*)(partial + (u64)shape.rows * shape.kv_heads * most * GROUP * HEAD_DIM) + at * most * GROUP;
@@ -54,13 +54,14 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const bool has_new = tile == tiles - 1, has_next = tile + gridDim.x < tiles;
         const u32 in_tile = position % WGMMA_KEYS;
+        const u64 next_offset = has_next ? pages.at(start_of(tile + gridDim.x)) : 0;
         wait_for_loads<1>();
         if (has_new) {
             if (threadIdx.x < PAIRS) {
                 const auto& [low, high] = new_key;
                 store_part(key_tile + place(in_tile, threadIdx.x, KEY_BYTES), low);
                 store_part(key_tile + place(in_tile, threadIdx.x + PAIRS, KEY_BYTES), high);
-                ELEMENT* to = keys + base + (u64)position * HEAD_DIM + threadIdx.x * 8;
+                ELEMENT* to = keys + offset + in_tile * HEAD_DIM + threadIdx.x * 8;
                 *(Pack<u32, 4>*)to = {low[0], low[1], low[2], low[3]};
                 *(Pack<u32, 4>*)(to + HALF) = {high[0], high[1], high[2], high[3]};
             }
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         score_tile(score, queries, key_tile);
         wait_for_all(score);
         __syncthreads();
-        if (has_next) load_tile<DECODE_THREADS>(key_tile, key, start_of(tile + gridDim.x), position);
+        if (has_next) load_tile<DECODE_THREADS>(key_tile, keys + next_offset, position - start_of(tile + gridDim.x));
         end_loads();
         mine.weigh(score, start_of(tile), of_tile);
         mine.round(weights, score);
@@ -79,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         if (has_new) {
             if (threadIdx.x < HEAD_DIM / 8) {
                 store_part(value_tile + place(in_tile, threadIdx.x, KEY_BYTES), new_value.of);
-                *(Pack<u32, 4>*)(values + base + (u64)position * HEAD_DIM + threadIdx.x * 8) = new_value;
+                *(Pack<u32, 4>*)(values + offset + in_tile * HEAD_DIM + threadIdx.x * 8) = new_value;
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
@@ -88,8 +89,9 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         weigh_values(weighted, weights, value_tile);
         wait_for_all(weighted);
         __syncthreads();
-        if (has_next) load_tile<DECODE_THREADS>(value_tile, value, start_of(tile + gridDim.x), position);
+        if (has_next) load_tile<DECODE_THREADS>(value_tile, values + next_offset, position - start_of(tile + gridDim.x));
         end_loads();
+        offset = next_offset;
         if (is_alone) {
             mine.add(sums, weighted, of_tile);
             continue;

@@ -7,6 +7,7 @@
 // Queries and keys a tile, so that it fits the shared memory that every block may have.
 constexpr int QUERIES = HEAD_DIM > 128 ? 16 : 32;
 constexpr int KEYS = HEAD_DIM > 128 ? 16 : 32;
+static_assert(PAGE_SIZE % KEYS == 0, "a tile lies within a page");
 // Sixteen threads share QUERIES / 8 queries, and stripe over keys and elements.
 constexpr int MINE = QUERIES / 8;
 constexpr int MY_KEYS = KEYS / 16;
@@ -29,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     qkv = run.qkv;
     rotations = run.rotations;
     out = run.out;
-    u32 position = run.position, sequence = run.sequence, kv_head = run.kv_head, count = shape.run * GROUP;
+    u32 position = run.position, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
     u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     for (int i = threadIdx.x; i < QUERIES * HEAD_DIM; i += PREFILL_THREADS) {
@@ -55,12 +56,12 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     }
     u32 from = first_seen(shape, position + first / GROUP + 1) / KEYS * KEYS;
     u32 to = position + min(first + QUERIES - 1, count - 1) / GROUP + 1;
-    const u64 base = base_of(shape, sequence, kv_head);
     for (u32 start = from; start < to; start += KEYS) {
+        const u64 offset = run.pages.at(start);
         __syncthreads();
         for (int i = threadIdx.x; i < KEYS * HEAD_DIM; i += PREFILL_THREADS) {
             u32 at = start + i / HEAD_DIM;
-            tile[i / HEAD_DIM][i % HEAD_DIM] = at < to ? widen(keys[base + (u64)at * HEAD_DIM + i % HEAD_DIM]) : 0.0f;
+            tile[i / HEAD_DIM][i % HEAD_DIM] = at < to ? widen(keys[offset + i]) : 0.0f;
         }
         __syncthreads();
         float score[MINE][MY_KEYS] = {};
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
         __syncthreads();
         for (int i = threadIdx.x; i < KEYS * HEAD_DIM; i += PREFILL_THREADS) {
             u32 at = start + i / HEAD_DIM;
-            tile[i / HEAD_DIM][i % HEAD_DIM] = at < to ? widen(values[base + (u64)at * HEAD_DIM + i % HEAD_DIM]) : 0.0f;
+            tile[i / HEAD_DIM][i % HEAD_DIM] = at < to ? widen(values[offset + i]) : 0.0f;
         }
         __syncthreads();
         #pragma unroll 4

@@ -9,6 +9,7 @@
 // A warp has 16 queries: it reads each tile of keys and values whole.
 constexpr int TENSOR_QUERIES = TENSOR_THREADS / 32 * 16;
 constexpr int TENSOR_KEYS = 64;
+static_assert(PAGE_SIZE % TENSOR_KEYS == 0, "a tile lies within a page");
 // Rows in shared memory are longer by 16 bytes, so that eight of them lie in different banks.
 constexpr int PITCH = HEAD_DIM + 8;
 
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     qkv = run.qkv;
     rotations = run.rotations;
     out = run.out;
-    u32 position = run.position, sequence = run.sequence, kv_head = run.kv_head, count = shape.run * GROUP;
+    u32 position = run.position, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
     u32 tile = (gridDim.x - 1 - blockIdx.x) * TENSOR_QUERIES;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -58,16 +59,16 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     u32 weights[TENSOR_KEYS / 16][4];
     u32 from = first_seen(shape, position + tile / GROUP + 1) / TENSOR_KEYS * TENSOR_KEYS;
     u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
-    const u64 base = base_of(shape, sequence, kv_head);
     for (u32 start = from; start < to; start += TENSOR_KEYS) {
+        const u64 offset = run.pages.at(start);
         __syncthreads();
         constexpr int PACKS = HEAD_DIM / 8;
         for (int i = threadIdx.x; i < TENSOR_KEYS * PACKS; i += TENSOR_THREADS) {
             u32 at = start + i / PACKS;
             Pack<ELEMENT, 8> key = {}, value = {};
             if (at < to) {
-                key = *(const Pack<ELEMENT, 8>*)(keys + base + (u64)at * HEAD_DIM + i % PACKS * 8);
-                value = *(const Pack<ELEMENT, 8>*)(values + base + (u64)at * HEAD_DIM + i % PACKS * 8);
+                key = *(const Pack<ELEMENT, 8>*)(keys + offset + i * 8);
+                value = *(const Pack<ELEMENT, 8>*)(values + offset + i * 8);
             }
             *(Pack<ELEMENT, 8>*)&key_tile[i / PACKS][i % PACKS * 8] = key;
             *(Pack<ELEMENT, 8>*)&value_tile[i / PACKS][i % PACKS * 8] = value;

@@ -11,6 +11,7 @@
 constexpr int WARP_GROUP_QUERIES = 64;
 // A tile of keys is square, so that both products have the same shape.
 constexpr int WGMMA_KEYS = HEAD_DIM;
+static_assert(PAGE_SIZE % WGMMA_KEYS == 0, "a tile lies within a page");
 constexpr int COLUMNS = HEAD_DIM / 64;
 constexpr u32 QUERY_BYTES = WARP_GROUP_QUERIES * 128, KEY_BYTES = WGMMA_KEYS * 128;
 constexpr u32 TILE_BYTES = COLUMNS * KEY_BYTES;
@@ -24,14 +25,14 @@ __device__ __forceinline__ u32 place(u32 row, u32 part, u32 column_bytes) {
     return part / 8 * column_bytes + row * 128 + (part % 8 ^ row % 8) * 16;
 }
 
-// Copies positions from `start` on; zeros from `to` on. A thread copies the same part of some rows, whose swizzle is the same.
-template <int THREADS> __device__ __forceinline__ void load_tile(u32 tile, const ELEMENT* from, u32 start, u32 to) {
+// Copies the first `count` positions of a tile; zeros behind them. A thread copies the same part of some rows, whose swizzle is the same.
+template <int THREADS> __device__ __forceinline__ void load_tile(u32 tile, const ELEMENT* from, u32 count) {
     constexpr int PARTS = HEAD_DIM / 8, ROWS = THREADS / PARTS;
     static_assert(ROWS % 8 == 0 && WGMMA_KEYS % ROWS == 0, "rows a round");
     const u32 row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
     const u32 into = tile + place(row, part, KEY_BYTES);
-    from += (u64)(start + row) * HEAD_DIM + part * 8;
-    if (start + WGMMA_KEYS <= to) {
+    from += row * HEAD_DIM + part * 8;
+    if (count >= WGMMA_KEYS) {
         #pragma unroll
         for (int i = 0; i < WGMMA_KEYS / ROWS; i++) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(into + i * ROWS * 128), "l"(from + i * ROWS * HEAD_DIM) : "memory");
@@ -41,7 +42,7 @@ template <int THREADS> __device__ __forceinline__ void load_tile(u32 tile, const
     #pragma unroll
     for (int i = 0; i < WGMMA_KEYS / ROWS; i++) {
         // The address must be right even where nothing is read.
-        const bool there = start + row + i * ROWS < to;
+        const bool there = row + i * ROWS < count;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
             :: "r"(into + i * ROWS * 128), "l"(from + (there ? i * ROWS * HEAD_DIM : -(int)row * HEAD_DIM)), "r"(there ? 16 : 0) : "memory");
     }
@@ -136,9 +137,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     const u32 tile = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     const u32 from = first_seen(shape, position + tile / GROUP + 1) / WGMMA_KEYS * WGMMA_KEYS;
     const u32 to = position + min(tile + QUERIES - 1, count - 1) / GROUP + 1;
-    const u64 base = base_of(shape, run.sequence, kv_head);
-    const ELEMENT *key = keys + base, *value = values + base;
-    load_tile<PREFILL_THREADS>(key_tiles, key, from, to);
+    load_tile<PREFILL_THREADS>(key_tiles, keys + run.pages.at(from), to - from);
     end_loads();
     load_queries<PREFILL_THREADS>(queries, run.qkv, run.rotations, shape, kv_head, tile, count);
 
@@ -149,8 +148,10 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     Softmax of_tile[2], of_next[2];
     Weights weights;
     wait_for_loads();
-    if (from + WGMMA_KEYS < to) load_tile<PREFILL_THREADS>(key_tiles + TILE_BYTES, key, from + WGMMA_KEYS, to);
-    load_tile<PREFILL_THREADS>(value_tiles, value, from, to);
+    if (from + WGMMA_KEYS < to) {
+        load_tile<PREFILL_THREADS>(key_tiles + TILE_BYTES, keys + run.pages.at(from + WGMMA_KEYS), to - from - WGMMA_KEYS);
+    }
+    load_tile<PREFILL_THREADS>(value_tiles, values + run.pages.at(from), to - from);
     end_loads();
     begin_products();
     score_tile(score, my_queries, key_tiles);
@@ -161,8 +162,11 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     // The values of a tile are added while the weights of the next one are computed.
     for (u32 start = from + WGMMA_KEYS; start < to; start += WGMMA_KEYS, turn ^= 1) {
         wait_for_loads();
-        if (start + WGMMA_KEYS < to) load_tile<PREFILL_THREADS>(key_tiles + (turn ^ 1) * TILE_BYTES, key, start + WGMMA_KEYS, to);
-        load_tile<PREFILL_THREADS>(value_tiles + turn * TILE_BYTES, value, start, to);
+        if (start + WGMMA_KEYS < to) {
+            const u64 next = run.pages.at(start + WGMMA_KEYS);
+            load_tile<PREFILL_THREADS>(key_tiles + (turn ^ 1) * TILE_BYTES, keys + next, to - start - WGMMA_KEYS);
+        }
+        load_tile<PREFILL_THREADS>(value_tiles + turn * TILE_BYTES, values + run.pages.at(start), to - start);
         end_loads();
         begin_products();
         score_tile(score, my_queries, key_tiles + turn * TILE_BYTES);

@@ -2,11 +2,11 @@
 
 // Rows of a table, zeros for ids that are not in it. `batch` is the position of each row, its sequence, then its id.
 extern "C" __global__ void embed(
-    const OTHER* table, u32 first, u32 rows, u32 columns, const u32* __restrict__ batch, ELEMENT* __restrict__ out
+    const OTHER* table, u32 first, u32 rows, u32 columns, const u32* __restrict__ ids, ELEMENT* __restrict__ out
 ) {
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    u32 row = batch[2 * gridDim.x + blockIdx.x] - first;
+    u32 row = ids[blockIdx.x] - first;
     bool mine = row < rows;
     const OTHER* from = table + (u64)row * columns;
     ELEMENT* to = out + (u64)blockIdx.x * columns;
@@ -219,11 +219,11 @@ extern "C" __global__ void head_norms(
 // Sine and cosine of each position's angles. The angle is rounded to f32, as the models' training code does; its sine
 // is then exact. `batch` begins with the positions. The frequencies of a row begin `stride` after those of the row before.
 extern "C" __global__ void rotations(
-    const float* __restrict__ frequencies, const u32* __restrict__ batch, float2* __restrict__ out, u32 half, u32 stride,
+    const float* __restrict__ frequencies, const u32* __restrict__ positions, float2* __restrict__ out, u32 half, u32 stride,
     float amplitude
 ) {
     wait_for_previous();
-    u32 position = batch[blockIdx.x];
+    u32 position = positions[blockIdx.x];
     frequencies += (u64)blockIdx.x * stride;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
         double sine, cosine;
