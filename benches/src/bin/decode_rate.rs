@@ -2,8 +2,10 @@
 //! prompt.
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
-//! [--prompt 512] [--passes 50] [--prefill 128,512] [--nodes 1,8] [--json FILE]
-//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints
+//! [--prompt 512] [--passes 50] [--prefill 128,512] [--chunk 256] [--nodes 1,8] [--json FILE]
+//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--chunk` it then measures passes in
+//! which sequences of different lengths get a token each and another one gets so many tokens of its prompt, next to two passes that do
+//! one of these each. The logits must agree as above. With `--nodes` it then prints
 //! the kernels in the graph of a pass, for each of these numbers of sequences, on rank 0: the time of each, the gap before it, what it
 //! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt,
 //! or the passes of N sequences, until it is killed. It prints the microseconds of each.
@@ -26,6 +28,7 @@ use ryzanstein_benches::suite::steps::{self, ModelShape};
 use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
+use ryzanstein_tensor_parallel::compute::PAGE_SIZE;
 use ryzanstein_tensor_parallel::{CacheSize, Compute as _, Cuda, Llama, Passes, Tensor};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -49,6 +52,7 @@ struct Work {
     prompt: usize,
     passes: usize,
     prefill: Vec<usize>,
+    chunk: Option<usize>,
     nodes: Vec<usize>,
     json: Option<PathBuf>,
     follow: Option<Follow>,
@@ -88,6 +92,7 @@ fn options(arguments: &[String]) -> Result<Work> {
         prompt: 512,
         passes: 50,
         prefill: Vec::new(),
+        chunk: None,
         nodes: Vec::new(),
         json: None,
         follow: None,
@@ -104,6 +109,7 @@ fn options(arguments: &[String]) -> Result<Work> {
             "--prompt" => work.prompt = value.parse().context("--prompt")?,
             "--passes" => work.passes = value.parse().context("--passes")?,
             "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
+            "--chunk" => work.chunk = Some(value.parse().context("--chunk")?),
             "--nodes" => work.nodes = ranks::numbers(value).context("--nodes")?,
             "--follow" => work.follow = Some(value.parse().context("--follow")?),
             "--json" => work.json = Some(value.into()),
@@ -159,6 +165,19 @@ fn rank(work: &Work) -> Result<()> {
     }
     if is_first && !rows.is_empty() {
         print!("{}", table::columns(&["prompt", "time", "tokens/s"], 0, &rows));
+    }
+    let mut rows = Vec::new();
+    for (chunk, &n) in work.chunk.iter().flat_map(|chunk| work.sequences.iter().map(move |n| (*chunk, n))) {
+        let [decode, alone, both] = with_chunks(&model, n, chunk, work, group)?;
+        let mut row = vec![n.to_string(), chunk.to_string()];
+        row.extend([decode, alone, both].map(|time| units::time(time * 1e6)));
+        row.push(format!("{:.2}", both / (decode + alone)));
+        rows.push(row);
+        results.push(json!({"sequences": n, "chunk": chunk, "us": both * 1e6}));
+    }
+    if is_first && !rows.is_empty() {
+        let head = ["sequences", "chunk", "tokens alone", "chunk alone", "in one pass", "ratio"];
+        print!("{}", table::columns(&head, 0, &rows));
     }
     if let Some(file) = work.json.as_ref().filter(|_| is_first) {
         std::fs::write(file, serde_json::to_string(&results)?).with_context(|| file.display().to_string())?;
@@ -278,18 +297,83 @@ fn pass(
     Ok(Measured { time: times[times.len() / 2], digest: format!("{digest:012x}") })
 }
 
-/// Checks that all rows agree: to the bit with invariant numerics, otherwise up to the rounding of matrix products, which a library may
-/// split differently for different rows.
+/// Returns the median times in seconds of passes that give each of `n` sequences a token, that give one more sequence `chunk` tokens of
+/// its prompt, and that do both.
+fn with_chunks(
+    model: &Arc<Llama>,
+    n: usize,
+    chunk: usize,
+    &Work { prompt, passes, .. }: &Work,
+    group: &mut ProcessGroup,
+) -> Result<[f64; 3]> {
+    // From an eighth of the prompt to twice it.
+    let length = |sequence: usize| (prompt * (1 + sequence * 7 % 16)).div_ceil(8);
+    let longest = (2 * prompt).max(chunk) + chunk + 1;
+    // A sequence holds less than a page more than it needs.
+    let positions =
+        (0..n).map(|sequence| length(sequence) + 1 + PAGE_SIZE).sum::<usize>() + longest + PAGE_SIZE;
+    let size = CacheSize::full(n + 1, longest).with_positions(positions);
+    let mut decoder = model.decoder(size, Passes::Graph)?;
+    let text: Vec<u32> = (0..longest).map(token).collect();
+    let lengths: Vec<usize> = (0..n).map(length).chain([chunk]).collect();
+    for (sequence, length) in lengths.iter().enumerate() {
+        decoder.prefill(sequence, &text[..*length], group)?;
+    }
+    let next = |sequence: usize, tokens| (sequence, &text[lengths[sequence]..lengths[sequence] + tokens]);
+    let decode: Vec<_> = (0..n).map(|sequence| next(sequence, 1)).collect();
+    let alone = vec![next(n, chunk)];
+    let both = [&decode[..], &alone].concat();
+    let mut times = [(); 3].map(|()| Vec::new());
+    let mut expected: Option<Vec<f32>> = None;
+    for at in 0..WARM_UP + passes {
+        for (pairs, times) in [&decode, &alone, &both].into_iter().zip(&mut times) {
+            group.barrier()?;
+            let started = Instant::now();
+            let logits = decoder.step(pairs, group)?;
+            let took = started.elapsed().as_secs_f64();
+            if at >= WARM_UP {
+                times.push(took);
+            }
+            let (values, columns) = (logits.values()?, logits.columns());
+            let mut seen = expected.take().unwrap_or_default();
+            if seen.len() == both.len() * columns {
+                let pairs = seen.chunks_exact(columns).zip(values.chunks_exact(columns));
+                for (sequence, (alone, both)) in pairs.enumerate() {
+                    same(alone, both, group.numerics()).with_context(|| format!("sequence {sequence}"))?;
+                }
+            } else {
+                seen.extend_from_slice(&values);
+                expected = Some(seen);
+            }
+            for (sequence, _) in pairs {
+                decoder.truncate(*sequence, lengths[*sequence]);
+            }
+        }
+    }
+    Ok(times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    }))
+}
+
+/// Checks that all rows agree.
 fn check(logits: &Tensor, numerics: Numerics) -> Result<()> {
     let values = logits.values()?;
     let first = &values[..logits.columns()];
-    let greatest = first.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-    ensure!(greatest.is_finite() && greatest > 0.0, "the greatest logit is {greatest}");
     for (row, values) in values.chunks_exact(first.len()).enumerate() {
-        let far = first.iter().zip(values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        let same = first.iter().map(|v| v.to_bits()).eq(values.iter().map(|v| v.to_bits()));
-        ensure!(numerics == Numerics::Fast || same, "row {row} has other bits than the first");
-        ensure!(far <= 0.02 * greatest, "row {row} is {far} away from the first, of {greatest}");
+        same(first, values, numerics).with_context(|| format!("the first row and row {row}"))?;
     }
+    Ok(())
+}
+
+/// Checks that two rows of logits agree: to the bit with invariant numerics, otherwise up to the rounding of matrix products, which a
+/// library may split differently for different rows.
+fn same(one: &[f32], other: &[f32], numerics: Numerics) -> Result<()> {
+    let greatest = one.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    ensure!(greatest.is_finite() && greatest > 0.0, "the greatest logit is {greatest}");
+    let far = one.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let same = one.iter().map(|v| v.to_bits()).eq(other.iter().map(|v| v.to_bits()));
+    ensure!(numerics == Numerics::Fast || same, "logits have other bits");
+    ensure!(far <= 0.02 * greatest, "logits are {far} apart, of {greatest}");
     Ok(())
 }

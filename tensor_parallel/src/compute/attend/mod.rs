@@ -121,10 +121,9 @@ pub(super) fn attention(
 }
 
 /// The cached keys and values of one head of a sequence.
-#[derive(Clone, Copy)]
-struct Cached<'a> {
-    keys: &'a Storage,
-    values: &'a Storage,
+struct Cached<'a, T: ?Sized> {
+    keys: &'a T,
+    values: &'a T,
     /// Returns the elements at positions of one block. A page has whole blocks.
     at: &'a dyn Fn(Range<usize>) -> Range<usize>,
 }
@@ -132,13 +131,18 @@ struct Cached<'a> {
 const _: () = assert!(PAGE_SIZE.is_multiple_of(BLOCK), "a block lies within a page");
 
 /// Computes attention with the fastest method for the number of queries.
-fn attend(host: &Host, queries: Queries<'_>, cached: Cached<'_>) {
+fn attend(host: &Host, queries: Queries<'_>, cached: Cached<'_, Storage>) {
     #[cfg(target_arch = "x86_64")]
     if let (Storage::BF16(k), Storage::BF16(v)) = (cached.keys, cached.values)
         && host.products.set() == InstructionSet::Amx
         && tiles::is_worth_it(&queries)
     {
-        tiles::attend(&Tiles::new(), host.products.arch(), queries, ([k, v], cached.at));
+        tiles::attend(
+            &Tiles::new(),
+            host.products.arch(),
+            queries,
+            Cached { keys: &**k, values: &**v, at: cached.at },
+        );
         return;
     }
     host.products.arch().dispatch(OfVectors { queries, cached });
@@ -186,7 +190,7 @@ impl Queries<'_> {
 /// Attention of queries with vectors of `f32`.
 struct OfVectors<'a> {
     queries: Queries<'a>,
-    cached: Cached<'a>,
+    cached: Cached<'a, Storage>,
 }
 
 impl WithSimd for OfVectors<'_> {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
-use super::{BLOCK, Queries, Softmax, within};
+use super::{BLOCK, Cached, Queries, Softmax, within};
 use crate::compute::product::amx::{DEPTH, Rows, SIDE, Tile, TileProducts, pack};
 use crate::compute::rows::vectorized;
 use crate::float::Float;
@@ -22,12 +22,12 @@ pub(super) fn is_worth_it(queries: &Queries<'_>) -> bool {
     queries.head_dim.is_multiple_of(PAIR) && queries.out.len() >= PAIR * queries.head_dim
 }
 
-/// Computes the attention of queries with the cached keys and values of their head. `at` returns the elements at positions of a block.
+/// Computes the attention of queries with the cached keys and values of their head.
 pub(super) fn attend(
     tiles: &impl TileProducts,
     arch: Arch,
     queries: Queries<'_>,
-    (cached, at): ([&[bf16]; 2], &dyn Fn(Range<usize>) -> Range<usize>),
+    Cached { keys, values, at }: Cached<'_, [bf16]>,
 ) {
     let positions = queries.positions();
     let Queries { rows, seen, head_dim, out } = queries;
@@ -48,7 +48,7 @@ pub(super) fn attend(
     for first in positions.clone().step_by(BLOCK) {
         let last = positions.end.min(first + BLOCK);
         let elements = at(first..last);
-        let [keys, values] = cached.map(|all| &all[elements.clone()]);
+        let [keys, values] = [keys, values].map(|all| &all[elements.clone()]);
         pack_keys(keys, head_dim, packed);
         product(tiles, (&scaled, head_dim), packed, &mut scores, false);
         let of_rows = scores.chunks_mut(shared * BLOCK).zip(weights.chunks_mut(shared * BLOCK));
@@ -190,7 +190,7 @@ mod tests {
             head_dim,
             out: &mut out,
         };
-        attend(&Plain, Arch::new(), queries, ([&keys, values], &at));
+        attend(&Plain, Arch::new(), queries, Cached { keys: keys.as_slice(), values, at: &at });
         let mut results = Vec::new();
         for (i, (query, out)) in rows.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
             let query: Vec<f64> = query.iter().map(|value| bf16::from_f32(value * scale).to_f64()).collect();
