@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use ryzanstein_process_group::{ProcessGroupManager, Rank};
+use ryzanstein_tensor_parallel::compute::PAGE_SIZE;
 use ryzanstein_tensor_parallel::generate::Sampler;
-use ryzanstein_tensor_parallel::{Decoder, Result, Tensor, TextStream, Tokenizer};
+use ryzanstein_tensor_parallel::{CacheSize, Decoder, Result, Tensor, TextStream, Tokenizer};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -26,6 +27,11 @@ pub(crate) struct Job {
     pub(crate) stop: Vec<String>,
     /// Where the answer goes. It holds at most `max_tokens` events, so it needs no other bound. Closed: the client has left.
     pub(crate) events: UnboundedSender<Event>,
+}
+
+/// The pages of the KV cache that a request may need.
+fn pages(prompt_tokens: usize, max_tokens: usize) -> usize {
+    (prompt_tokens + max_tokens).div_ceil(PAGE_SIZE)
 }
 
 /// A part of an answer.
@@ -106,8 +112,12 @@ pub(crate) struct Leader<'a> {
     /// Tokens that end a text.
     end_tokens: Vec<u32>,
     requests: Receiver<Job>,
+    /// The next request, while there are too few pages for it.
+    waiting: Option<Job>,
     heartbeat: Duration,
     slots: Vec<Option<Running<'a>>>,
+    /// The pages of the KV cache.
+    pages: usize,
     ended: Vec<usize>,
 }
 
@@ -118,12 +128,12 @@ impl<'a> Leader<'a> {
         tokenizer: &'a Tokenizer,
         end_tokens: Vec<u32>,
         requests: Receiver<Job>,
-        sequences: usize,
+        CacheSize { sequences, pages, .. }: CacheSize,
         timeout: Duration,
     ) -> Self {
         let heartbeat = (timeout / 4).min(Duration::from_secs(1));
         let slots = (0..sequences).map(|_| None).collect();
-        Self { tokenizer, end_tokens, requests, heartbeat, slots, ended: Vec::new() }
+        Self { tokenizer, end_tokens, requests, waiting: None, heartbeat, slots, pages, ended: Vec::new() }
     }
 
     /// Answers requests until no more can come and all are answered. Then all ranks leave.
@@ -152,6 +162,13 @@ impl<'a> Leader<'a> {
         }
     }
 
+    /// The pages that no running request may need.
+    fn free_pages(&self) -> usize {
+        let running = self.slots.iter().flatten();
+        self.pages
+            - running.map(|running| pages(running.prompt_tokens, running.job.max_tokens)).sum::<usize>()
+    }
+
     fn is_idle(&self) -> bool {
         self.slots.iter().all(Option::is_none)
     }
@@ -166,14 +183,18 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Fills free slots with waiting requests. If nothing runs, waits for one, at most until the next sign of life. Returns
-    /// whether more may come.
+    /// Fills free slots with waiting requests, as long as there are pages for all at full length. If nothing runs, waits for one, at
+    /// most until the next sign of life. Returns whether more may come.
     fn admit(&mut self) -> bool {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
             let wait = if self.is_idle() { self.heartbeat } else { Duration::ZERO };
-            match self.requests.recv_timeout(wait) {
+            match self.waiting.take().map_or_else(|| self.requests.recv_timeout(wait), Ok) {
                 // It has left while it waited.
                 Ok(job) if job.events.is_closed() => {}
+                Ok(job) if pages(job.prompt.len(), job.max_tokens) > self.free_pages() => {
+                    self.waiting = Some(job);
+                    return true;
+                }
                 Ok(job) => self.slots[slot] = Some(Running::new(job, self.tokenizer)),
                 Err(RecvTimeoutError::Timeout) => return true,
                 Err(RecvTimeoutError::Disconnected) => return false,

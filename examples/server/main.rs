@@ -48,6 +48,9 @@ struct Args {
     /// Positions of a sequence: tokens of the prompt and the answer [default: the model's, at most 2048]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
+    /// Positions of all sequences together for which the KV cache has memory [default: all sequences at full length]
+    #[arg(long, value_name = "N")]
+    positions: Option<usize>,
 }
 
 fn main() -> Result<()> {
@@ -85,7 +88,15 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
         "layout.data_parallel = {replicas}: this server runs one model on all ranks; set it to 1"
     );
     let context = args.context.unwrap_or(model.config().max_positions.min(2048));
-    let mut decoder = model.decoder(CacheSize::full(args.sequences.into(), context), Passes::Graph)?;
+    let mut size = CacheSize::full(args.sequences.into(), context);
+    if let Some(positions) = args.positions {
+        ensure!(
+            positions >= context,
+            "--positions {positions} is less than one sequence needs; set it to {context} or more"
+        );
+        size = size.with_positions(positions);
+    }
+    let mut decoder = model.decoder(size, Passes::Graph)?;
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // On every rank: a launcher signals all of them, and they leave together when the first says so.
@@ -103,7 +114,7 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
     let (engine, runs) = watch::channel(());
     let http = thread::spawn(move || runtime.block_on(http::serve(listener, app, signals, runs, drain)));
     let end_tokens = model.config().eos_tokens.clone();
-    let leader = Leader::new(&tokenizer, end_tokens, requests, args.sequences.into(), timeout);
+    let leader = Leader::new(&tokenizer, end_tokens, requests, size, timeout);
     let outcome = leader.lead(&mut decoder, manager);
     // After a failure too, clients get their last event before this process ends.
     drop(engine);

@@ -198,6 +198,11 @@ fn streams_at_once_have_the_tokens_of_greedy_generation() {
 }
 
 #[test]
+fn sequences_that_wait_for_pages_have_the_tokens_of_greedy_generation() {
+    check_streams(&Server::start(&["--sequences", "4", "--context", "128", "--positions", "128"]));
+}
+
+#[test]
 fn two_pipeline_stages_serve_as_one_does() {
     check_streams(&Server::start_in_stages("2", &["--sequences", "2"]));
 }

@@ -3,7 +3,7 @@
 use ryzanstein_process_group::DType;
 
 use super::pages::{PageCopy, PageTables};
-use crate::compute::{Compute, LayerCache, PAGE_SIZE, Run};
+use crate::compute::{Compute, LayerCache, PAGE_SIZE, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 
 /// The size of a KV cache.
@@ -46,7 +46,7 @@ impl KvCache {
     /// Allocates the pages of each of `layers` layers in the memory of `compute`.
     ///
     /// # Errors
-    /// Returns an error if memory runs out, or there are more pages than 32 bits count.
+    /// Returns an error if memory runs out, or there are more pages or tables than 32 bits count.
     pub fn new(
         compute: &dyn Compute,
         layers: usize,
@@ -54,12 +54,18 @@ impl KvCache {
         [kv_heads, head_dim]: [usize; 2],
         dtype: DType,
     ) -> Result<Self> {
-        let count = u32::try_from(pages);
-        let count = count
-            .map_err(|_| Error::input(format!("a KV cache of {pages} pages; it takes fewer than 2³²")))?;
+        let table_length = capacity.div_ceil(PAGE_SIZE);
+        let entries = sequences.checked_mul(table_length).map(u32::try_from);
+        let (Ok(count), Some(Ok(_))) = (u32::try_from(pages), entries) else {
+            return Err(Error::input(format!(
+                "a KV cache of {pages} pages for {sequences} sequences of up to {table_length} each; it takes fewer than 2³² pages, \
+                 and as many in the tables of all sequences"
+            )));
+        };
         let layer = |_| LayerCache::new(compute, [pages, kv_heads, head_dim], dtype);
         let layers = (0..layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, lengths: vec![0; sequences], tables: PageTables::new(sequences, count), capacity })
+        let tables = PageTables::new([sequences, table_length], count);
+        Ok(Self { layers, lengths: vec![0; sequences], tables, capacity })
     }
 
     /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.
@@ -106,11 +112,6 @@ impl KvCache {
         Ok(())
     }
 
-    /// Returns the maximum number of positions of a sequence.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// Returns the number of cached positions of a sequence, or an error if there is no such sequence.
     fn length(&self, sequence: usize) -> Result<usize> {
         let sequences = self.lengths.len();
@@ -118,12 +119,12 @@ impl KvCache {
         self.lengths.get(sequence).copied().ok_or_else(|| unknown.into())
     }
 
-    /// Gives different sequences pages for more tokens each, and returns the slots of the tokens, in the order of the sequences.
+    /// Gives different sequences pages for more tokens each.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if there is no such sequence, it is full, or no pages are left. Returns an error if a
     /// GPU fails.
-    pub(crate) fn reserve(&mut self, more: &[(usize, usize)]) -> Result<Vec<Run>> {
+    pub(crate) fn reserve(&mut self, more: &[(usize, usize)]) -> Result<()> {
         let capacity = self.capacity;
         let of = |(sequence, more)| {
             let length = self.length(sequence)?;
@@ -136,15 +137,17 @@ impl KvCache {
         for PageCopy { from, to } in self.tables.reserve(&writes)? {
             self.layers.iter_mut().try_for_each(|layer| layer.copy_page(from, to))?;
         }
-        let run = |(sequence, positions): (usize, std::ops::Range<usize>)| Run {
-            pages: self.tables.of(sequence).clone(),
-            position: positions.start,
-            tokens: positions.len(),
-        };
-        Ok(writes.into_iter().map(run).collect())
+        Ok(())
     }
 
-    /// Updates the lengths of sequences after tokens have been written to the slots that [`reserve`](Self::reserve) returned for them.
+    /// Returns the slots of more tokens of sequences, for which pages have been [reserved](Self::reserve).
+    pub(crate) fn slots(&self, more: impl Iterator<Item = (usize, usize)>) -> SlotMapping {
+        let mut slots = SlotMapping::new(self.capacity);
+        more.for_each(|(sequence, more)| slots.push(self.tables.of(sequence), self.lengths[sequence], more));
+        slots
+    }
+
+    /// Updates the lengths of sequences after more tokens have been written to their [slots](Self::slots).
     pub(crate) fn advance(&mut self, more: &[(usize, usize)]) {
         for (sequence, more) in more {
             self.lengths[*sequence] += more;

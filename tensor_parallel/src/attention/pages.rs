@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::compute::PAGE_SIZE;
 use crate::error::{RequestError, Result};
@@ -11,8 +10,11 @@ use crate::error::{RequestError, Result};
 /// gets a copy of it.
 #[derive(Debug)]
 pub(super) struct PageTables {
-    /// The pages of each sequence, in the order of the positions.
-    tables: Vec<Arc<[u32]>>,
+    /// The pages of each sequence, in the order of the positions, in tables of the same length.
+    tables: Vec<u32>,
+    table_length: usize,
+    /// Number of pages of each sequence.
+    counts: Vec<usize>,
     /// Number of sequences that hold each page.
     holders: Vec<u32>,
     /// The pages that no sequence holds. The last one is taken first.
@@ -27,17 +29,20 @@ pub(super) struct PageCopy {
 }
 
 impl PageTables {
-    pub(super) fn new(sequences: usize, pages: u32) -> Self {
+    /// Creates empty tables of `table_length` pages each for a number of sequences that share `pages` pages.
+    pub(super) fn new([sequences, table_length]: [usize; 2], pages: u32) -> Self {
         Self {
-            tables: vec![Arc::default(); sequences],
+            tables: vec![0; sequences * table_length],
+            table_length,
+            counts: vec![0; sequences],
             holders: vec![0; pages as usize],
             free: (0..pages).rev().collect(),
         }
     }
 
     /// Returns the pages of a sequence.
-    pub(super) fn of(&self, sequence: usize) -> &Arc<[u32]> {
-        &self.tables[sequence]
+    pub(super) fn of(&self, sequence: usize) -> &[u32] {
+        &self.tables[sequence * self.table_length..][..self.counts[sequence]]
     }
 
     /// Returns the number of pages that no sequence holds.
@@ -51,10 +56,13 @@ impl PageTables {
     /// # Errors
     /// Returns an error, and changes nothing, if there are not enough pages.
     pub(super) fn reserve(&mut self, writes: &[(usize, Range<usize>)]) -> Result<Vec<PageCopy>> {
+        let missing = |counts: &[usize], (sequence, positions): &(usize, Range<usize>)| {
+            positions.end.div_ceil(PAGE_SIZE).saturating_sub(counts[*sequence])
+        };
         let mut needed = 0;
         let mut writers = BTreeMap::new();
-        for (sequence, positions) in writes {
-            needed += positions.end.div_ceil(PAGE_SIZE).saturating_sub(self.tables[*sequence].len());
+        for write @ (sequence, positions) in writes {
+            needed += missing(&self.counts, write);
             if let Some(page) = self.shared(*sequence, positions.start) {
                 *writers.entry(page).or_insert(0) += 1;
             }
@@ -69,48 +77,45 @@ impl PageTables {
             return Err(RequestError::NoFreePages { needed, free, pages }.into());
         }
         let mut copies = Vec::new();
-        for (sequence, positions) in writes {
-            let shared = self.shared(*sequence, positions.start);
-            let more = positions.end.div_ceil(PAGE_SIZE).saturating_sub(self.tables[*sequence].len());
-            if shared.is_none() && more == 0 {
-                continue;
-            }
-            let mut table = self.tables[*sequence].to_vec();
-            if let Some(from) = shared {
+        for write @ (sequence, positions) in writes {
+            let table = sequence * self.table_length;
+            if let Some(from) = self.shared(*sequence, positions.start) {
                 let to = self.take();
                 self.leave(from);
-                table[positions.start / PAGE_SIZE] = to;
+                self.tables[table + positions.start / PAGE_SIZE] = to;
                 copies.push(PageCopy { from, to });
             }
-            table.extend((0..more).map(|_| self.take()));
-            self.tables[*sequence] = table.into();
+            for _ in 0..missing(&self.counts, write) {
+                self.tables[table + self.counts[*sequence]] = self.take();
+                self.counts[*sequence] += 1;
+            }
         }
         Ok(copies)
     }
 
     /// Removes the pages behind the first `length` positions.
     pub(super) fn truncate(&mut self, sequence: usize, length: usize) {
-        let keep = length.div_ceil(PAGE_SIZE);
-        let table = Arc::clone(&self.tables[sequence]);
-        if let Some((kept, rest)) = table.split_at_checked(keep).filter(|(_, rest)| !rest.is_empty()) {
-            // In this order the next sequence takes them in the order of the positions.
-            rest.iter().rev().for_each(|page| self.leave(*page));
-            self.tables[sequence] = kept.into();
+        // In this order the next sequence takes them in the order of the positions.
+        while self.counts[sequence] > length.div_ceil(PAGE_SIZE) {
+            self.counts[sequence] -= 1;
+            self.leave(self.tables[sequence * self.table_length + self.counts[sequence]]);
         }
     }
 
     /// Replaces the pages of `to` by those with the first `length` positions of `from`, which both then share.
     pub(super) fn share(&mut self, from: usize, to: usize, length: usize) {
-        let shared: Arc<[u32]> = self.tables[from][..length.div_ceil(PAGE_SIZE)].into();
+        let (pages, length) = (from * self.table_length, length.div_ceil(PAGE_SIZE));
+        let shared = pages..pages + length;
         // First, so that no page is free in between.
-        shared.iter().for_each(|page| self.holders[*page as usize] += 1);
+        self.tables[shared.clone()].iter().for_each(|page| self.holders[*page as usize] += 1);
         self.truncate(to, 0);
-        self.tables[to] = shared;
+        self.tables.copy_within(shared, to * self.table_length);
+        self.counts[to] = length;
     }
 
     /// Returns the page with this position if the sequence has it and shares it.
     fn shared(&self, sequence: usize, position: usize) -> Option<u32> {
-        let page = *self.tables[sequence].get(position / PAGE_SIZE)?;
+        let page = *self.of(sequence).get(position / PAGE_SIZE)?;
         (self.holders[page as usize] > 1).then_some(page)
     }
 
@@ -175,12 +180,13 @@ mod tests {
             {
                 writes.push((sequence, text.len()..text.len() + more));
             }
-            let (free, before) = (self.tables.free(), self.tables.tables.clone());
+            let before = [0, 1, 2, 3].map(|sequence| self.tables.of(sequence).to_vec());
+            let free = self.tables.free();
             let copies = match self.tables.reserve(&writes) {
                 Ok(copies) => copies,
                 Err(Error::Request(RequestError::NoFreePages { needed, free: reported, .. })) => {
                     assert!(needed > free && reported == free);
-                    assert_eq!(before, self.tables.tables);
+                    assert_eq!(before, [0, 1, 2, 3].map(|sequence| self.tables.of(sequence).to_vec()));
                     return;
                 }
                 Err(other) => panic!("{other}"),
@@ -204,7 +210,9 @@ mod tests {
             for (sequence, text) in self.texts.iter().enumerate() {
                 let pages = self.tables.of(sequence);
                 assert_eq!(pages.len(), text.len().div_ceil(PAGE_SIZE));
-                pages.iter().for_each(|page| holders[*page as usize] += 1);
+                for page in pages {
+                    holders[*page as usize] += 1;
+                }
                 for (position, value) in text.iter().enumerate() {
                     let page = pages[position / PAGE_SIZE] as usize;
                     assert_eq!(
@@ -226,7 +234,7 @@ mod tests {
         #[test]
         fn every_sequence_keeps_what_it_wrote_and_no_page_is_lost(steps in prop::collection::vec(step(), 1..60)) {
             let mut model = Model {
-                tables: PageTables::new(SEQUENCES, PAGES),
+                tables: PageTables::new([SEQUENCES, PAGES as usize], PAGES),
                 memory: vec![u64::MAX; PAGES as usize * PAGE_SIZE],
                 texts: Default::default(),
                 next: 0,
@@ -252,7 +260,7 @@ mod tests {
 
     #[test]
     fn sequences_that_leave_a_shared_page_at_once_need_one_page_less_than_they_are() {
-        let mut tables = PageTables::new(3, 3);
+        let mut tables = PageTables::new([3, 3], 3);
         tables.reserve(&[(0, 0..10)]).unwrap();
         tables.share(0, 1, 10);
         tables.share(0, 2, 10);

@@ -1,7 +1,6 @@
 //! The tokens of one forward pass and their slots in the cache.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::Block;
@@ -14,34 +13,31 @@ pub const PAGE_SIZE: usize = 128;
 /// each other are processed at once.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct SlotMapping {
-    /// The runs, in the order of the tokens. No two may write to the same page.
-    pub runs: Vec<Run>,
-    /// The maximum number of positions of a sequence. Results may depend on it in their last bits, unless numerics are invariant.
-    pub capacity: usize,
+    /// The runs, in the order of the tokens.
+    runs: Vec<Run>,
+    /// The page table of each run, as long as the capacity needs.
+    pages: Vec<u32>,
+    capacity: usize,
 }
 
 /// Consecutive positions of one sequence.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Run {
-    /// The page table of the sequence: pages of the cache, each with the next [`PAGE_SIZE`] positions. Sequences may share pages.
-    pub pages: Arc<[u32]>,
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
     /// The position of the first token.
-    pub position: usize,
+    pub(crate) position: usize,
     /// Number of tokens.
-    pub tokens: usize,
+    pub(crate) tokens: usize,
 }
 
 impl Run {
-    /// Returns the number of positions of the sequence after the run. The run has been [checked](SlotMapping::check).
+    /// Returns the number of positions of the sequence after the run, which has been [checked](SlotMapping::check).
     pub(super) fn end(&self) -> usize {
         self.position + self.tokens
     }
-
-    /// Returns the pages that hold the sequence after the run.
-    fn held(&self) -> &[u32] {
-        &self.pages[..self.end().div_ceil(PAGE_SIZE)]
-    }
 }
+
+/// The place of pages that a table does not have.
+const NO_PAGE: u32 = u32::MAX;
 
 /// Rows of a batch that attention can process at once: one run, or several of one token.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,37 +54,69 @@ impl Part {
 }
 
 impl SlotMapping {
-    /// Creates the slots of `tokens` positions from `position` on, of a sequence in the first pages of the cache.
-    pub fn from_position(position: usize, tokens: usize) -> Self {
-        let capacity = position.saturating_add(tokens);
-        // More positions have no table, and are refused.
-        let pages = u32::try_from(capacity).map_or(0, |capacity| capacity.div_ceil(PAGE_SIZE as u32));
-        Self { runs: vec![Run { pages: (0..pages).collect(), position, tokens }], capacity }
+    /// Creates an empty mapping for sequences of at most `capacity` positions, fewer than 2³². Results may depend on the capacity in their last bits,
+    /// unless numerics are invariant.
+    pub fn new(capacity: usize) -> Self {
+        Self { runs: Vec::new(), pages: Vec::new(), capacity }
     }
 
-    /// Returns the number of pages of the longest sequence.
-    pub(super) fn pages(&self) -> usize {
-        self.capacity.div_ceil(PAGE_SIZE)
+    /// Appends slots of `tokens` tokens from `position` on. `pages` is the page table of the sequence: pages of the cache, each with the
+    /// next [`PAGE_SIZE`] positions. Sequences may share pages that no token of the batch is written to.
+    pub fn push(&mut self, pages: &[u32], position: usize, tokens: usize) {
+        let end = self.pages.len() + self.table_length();
+        self.pages.extend(pages.iter().take(self.table_length()));
+        self.pages.resize(end, NO_PAGE);
+        self.runs.push(Run { position, tokens });
+    }
+
+    /// Creates the slots of `tokens` positions from `position` on, of a sequence in the first pages of the cache.
+    pub fn from_position(position: usize, tokens: usize) -> Self {
+        let mut slots = Self::new(position.saturating_add(tokens));
+        let pages: Vec<u32> = (0..slots.table_length() as u32).collect();
+        slots.push(&pages, position, tokens);
+        slots
+    }
+
+    /// Returns the runs, in the order of the tokens.
+    pub(super) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Returns the number of pages of a table.
+    pub(super) fn table_length(&self) -> usize {
+        // A larger capacity has no tables, and is refused.
+        u32::try_from(self.capacity).map_or(0, |_| self.capacity.div_ceil(PAGE_SIZE))
+    }
+
+    /// Returns the page tables of some runs, one after the other.
+    pub(super) fn tables(&self, runs: Range<usize>) -> &[u32] {
+        &self.pages[runs.start * self.table_length()..runs.end * self.table_length()]
+    }
+
+    /// Returns the pages that hold the sequence of a run after the run.
+    fn held(&self, run: usize) -> &[u32] {
+        &self.tables(run..run + 1)[..self.runs[run].end().div_ceil(PAGE_SIZE)]
     }
 
     /// Returns the number of 32-bit words of the [state](DeviceBatch::state) before the tokens.
     pub(super) fn state_words(&self) -> usize {
-        self.runs.iter().map(|run| run.tokens + self.pages()).sum()
+        self.runs.iter().map(|run| run.tokens).sum::<usize>() + self.pages.len()
     }
 
     /// Returns the number of words before a part.
     pub(super) fn state_offset(&self, part: &Part) -> usize {
-        part.rows.start + part.runs.start * self.pages()
+        part.rows.start + part.runs.start * self.table_length()
     }
 
-    /// Iterates over the run and the position of each row of the batch.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (&Run, usize)> {
-        self.runs.iter().flat_map(|run| (run.position..run.end()).map(move |position| (run, position)))
+    /// Iterates over the index of the run and the position of each row of the batch.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        let runs = self.runs.iter().enumerate();
+        runs.flat_map(|(i, run)| (run.position..run.end()).map(move |position| (i, position)))
     }
 
     /// Iterates over the position of each row of the batch, and the length of its sequence after the pass.
     pub(super) fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.rows().map(|(run, position)| (position, run.end()))
+        self.rows().map(|(run, position)| (position, self.runs[run].end()))
     }
 
     /// Returns the parts of a batch, in order.
@@ -110,22 +138,26 @@ impl SlotMapping {
 
     /// Returns an error if the slots are not those of `rows` tokens.
     pub(super) fn check(&self, rows: usize) -> Result<()> {
-        let Self { runs, capacity } = self;
+        let Self { runs, capacity, .. } = self;
         let fits = |run: &Run| {
             let end = run.position.checked_add(run.tokens);
-            run.tokens > 0
-                && end.is_some_and(|end| end <= *capacity && end.div_ceil(PAGE_SIZE) <= run.pages.len())
+            run.tokens > 0 && end.is_some_and(|end| end <= *capacity)
         };
         let tokens = runs.iter().try_fold(0, |tokens: usize, run| tokens.checked_add(run.tokens));
         if u32::try_from(*capacity).is_err() || !runs.iter().all(fits) || tokens != Some(rows) {
             return Err(Error::input(format!(
-                "{rows} tokens cannot go to the slots {self:?}: each run needs tokens, pages of {PAGE_SIZE} positions up to its \
-                 end, and no more positions than the capacity, which is below 2³²"
+                "{rows} tokens cannot go to the slots {self:?}: each run needs tokens and at most as many positions as the capacity, \
+                 which is below 2³²"
             )));
         }
-        let written = runs.iter().flat_map(|run| &run.held()[run.position / PAGE_SIZE..]);
+        let written = (0..runs.len()).flat_map(|run| &self.held(run)[runs[run].position / PAGE_SIZE..]);
         let mut written: Vec<u32> = written.copied().collect();
         written.sort_unstable();
+        if written.last() == Some(&NO_PAGE) {
+            return Err(Error::input(format!(
+                "a page table of {self:?} is too short: it needs a page for each {PAGE_SIZE} positions up to the end of the run"
+            )));
+        }
         match written.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => {
                 Err(Error::input(format!("two runs of a batch write to page {} of the cache", pair[0])))
@@ -136,8 +168,15 @@ impl SlotMapping {
 
     /// Returns the minimum number of pages of a cache that has these slots, which have been [checked](Self::check).
     fn least_pages(&self) -> usize {
-        let pages = self.runs.iter().flat_map(Run::held);
+        let pages = (0..self.runs.len()).flat_map(|run| self.held(run));
         pages.max().map_or(0, |page| *page as usize + 1)
+    }
+
+    /// Replaces the slots by others, in the same memory.
+    fn set(&mut self, other: &Self) {
+        self.runs.clone_from(&other.runs);
+        self.pages.clone_from(&other.pages);
+        self.capacity = other.capacity;
     }
 }
 
@@ -232,7 +271,7 @@ impl Batch {
             }
         }
         self.tokens.extend_from_slice(tokens);
-        self.slots = slots.clone();
+        self.slots.set(slots);
         self.least_pages = slots.least_pages();
         Ok(())
     }

@@ -16,7 +16,7 @@ mod tree;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::ProcessGroup;
 
-pub use self::batch::{Batch, PAGE_SIZE, Run, SlotMapping};
+pub use self::batch::{Batch, PAGE_SIZE, SlotMapping};
 pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;

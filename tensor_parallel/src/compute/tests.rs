@@ -125,8 +125,11 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
 
 /// Returns the slots of sequences of one page, each given as page, position and tokens.
 fn slots(runs: &[(u32, usize, usize)]) -> SlotMapping {
-    let run = |&(page, position, tokens)| Run { pages: [page].into(), position, tokens };
-    SlotMapping { runs: runs.iter().map(run).collect(), capacity: PAGE_SIZE }
+    let mut slots = SlotMapping::new(PAGE_SIZE);
+    for &(page, position, tokens) in runs {
+        slots.push(&[page], position, tokens);
+    }
+    slots
 }
 
 #[test]
@@ -211,7 +214,11 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
         let refused = attend(heads, kv_heads, SlotMapping::from_position(0, 2)).unwrap_err().to_string();
         assert!(refused.contains("do not fit the batch or a cache"), "{heads}/{kv_heads}: {refused}");
     }
-    let short = Run { pages: [0].into(), position: 0, tokens: 2 };
+    let of_one_page = |capacity, position| {
+        let mut slots = SlotMapping::new(capacity);
+        slots.push(&[0], position, 2);
+        slots
+    };
     for slots in [
         SlotMapping::from_position(2 * PAGE_SIZE - 1, 2),
         SlotMapping::from_position(usize::MAX, 2),
@@ -225,9 +232,9 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
         slots(&[(0, 0, 1), (0, 1, 1)]),
         slots(&[(1, PAGE_SIZE - 1, 2)]),
         slots(&[(0, 0, 1), (1, 0, usize::MAX)]),
-        SlotMapping { runs: vec![short.clone()], capacity: 1 },
-        SlotMapping { runs: vec![short.clone()], capacity: usize::MAX },
-        SlotMapping { runs: vec![Run { position: PAGE_SIZE, ..short }], capacity: 2 * PAGE_SIZE },
+        of_one_page(1, 0),
+        of_one_page(usize::MAX, 0),
+        of_one_page(2 * PAGE_SIZE, PAGE_SIZE),
     ] {
         assert!(attend(2, 1, slots.clone()).is_err(), "{slots:?}");
     }

@@ -2,8 +2,8 @@
 
 #![expect(unsafe_code, reason = "a recorded pass keeps addresses; the block says why they stay")]
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, Range};
 use std::slice;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::groups::{ModelGroups, synchronize};
 use super::llama::{Llama, MicroBatch};
 use super::stage::cut;
 use crate::attention::{CacheSize, KvCache};
-use crate::compute::{CapturedGraph, Run, SlotMapping};
+use crate::compute::{CapturedGraph, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
@@ -104,8 +104,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Runs a pass of one token for each sequence. With [`Passes::Graph`], the second one of a size is captured.
     fn single_tokens(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let more = self.validate(pairs)?;
-        let runs = self.cache.reserve(&more)?;
-        let Mixed { tokens, slots, .. } = Mixed::new(pairs, &runs, self.cache.capacity());
+        self.cache.reserve(&more)?;
+        let Mixed { tokens, slots, .. } = Mixed::new(pairs, &self.cache);
         let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
         let (compute, rotary) = (&*model.compute, &model.config.rotary);
@@ -187,9 +187,9 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let more = self.validate(pairs)?;
         let Self { cache, model, logits, .. } = self;
-        let (runs, capacity) = (cache.reserve(&more)?, cache.capacity());
+        cache.reserve(&more)?;
         let micro_batch = |part: Range<usize>| {
-            let Mixed { tokens, slots, last } = Mixed::new(&pairs[part.clone()], &runs[part], capacity);
+            let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
             let batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
             Ok(MicroBatch { batch, rows: last })
         };
@@ -206,18 +206,18 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         if pairs.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
-        let mut seen = BTreeSet::new();
-        let of = |(sequence, tokens): &(usize, &[u32])| {
+        for (_, tokens) in pairs {
             if tokens.is_empty() {
                 return Err(RequestError::NoTokens.into());
             }
-            if !seen.insert(*sequence) {
-                return Err(RequestError::RepeatedSequence { sequence: *sequence }.into());
-            }
             self.model.check(tokens)?;
-            Ok((*sequence, tokens.len()))
-        };
-        pairs.iter().map(of).collect()
+        }
+        let mut sequences: Vec<usize> = pairs.iter().map(|(sequence, _)| *sequence).collect();
+        sequences.sort_unstable();
+        if let Some(twice) = sequences.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(RequestError::RepeatedSequence { sequence: twice[0] }.into());
+        }
+        Ok(pairs.iter().map(|(sequence, tokens)| (*sequence, tokens.len())).collect())
     }
 
     /// Removes a sequence, so that another can take its number.
@@ -265,17 +265,16 @@ struct Mixed {
 }
 
 impl Mixed {
-    /// Arranges the tokens of pairs in the slots of these runs, one for each pair.
-    fn new(pairs: &[(usize, &[u32])], runs: &[Run], capacity: usize) -> Self {
+    /// Arranges the tokens of pairs. The cache has [reserved](KvCache::reserve) pages for them.
+    fn new(pairs: &[(usize, &[u32])], cache: &KvCache) -> Self {
+        let (mut order, longer): (Vec<_>, Vec<_>) = (0..pairs.len()).partition(|i| pairs[*i].1.len() == 1);
+        order.extend(longer);
         let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
-        let mut slots = SlotMapping { runs: Vec::with_capacity(runs.len()), capacity };
-        let (singles, longer): (Vec<_>, Vec<_>) =
-            (0..pairs.len()).partition(|pair| pairs[*pair].1.len() == 1);
-        for pair in singles.into_iter().chain(longer) {
-            all.extend_from_slice(pairs[pair].1);
-            slots.runs.push(runs[pair].clone());
-            last[pair] = all.len() - 1;
+        for i in &order {
+            all.extend_from_slice(pairs[*i].1);
+            last[*i] = all.len() - 1;
         }
+        let slots = cache.slots(order.iter().map(|i| (pairs[*i].0, pairs[*i].1.len())));
         Self { tokens: all, slots, last }
     }
 }

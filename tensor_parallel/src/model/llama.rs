@@ -9,7 +9,7 @@ use super::report::LoadReport;
 use super::stage::Stage;
 use crate::attention::{CacheSize, KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
-use crate::compute::{Batch, Compute, LayerCache, SlotMapping};
+use crate::compute::{Batch, Compute, LayerCache};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight, check_tokens};
 use crate::error::{ConfigurationError, Error, RequestError, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
@@ -247,7 +247,8 @@ impl Llama {
         }
         self.check(tokens)?;
         let more = [(0, tokens.len())];
-        let slots = SlotMapping { runs: cache.reserve(&more)?, capacity: cache.capacity() };
+        cache.reserve(&more)?;
+        let slots = cache.slots(more.into_iter());
         let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
         let logits =
             self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;

@@ -1,13 +1,9 @@
 //! Attention on a GPU.
 
-use std::sync::Arc;
-
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::{
-    AttentionCall, HeadNorms, LayerCache, PAGE_SIZE, Run, SlotMapping,
-};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, HeadNorms, LayerCache, PAGE_SIZE, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
 use super::*;
@@ -24,7 +20,7 @@ struct Attended {
 }
 
 /// Returns pages for a sequence of this length, the last ones first.
-fn pages_of(capacity: usize) -> Arc<[u32]> {
+fn pages_of(capacity: usize) -> Vec<u32> {
     (0..capacity.div_ceil(PAGE_SIZE) as u32).rev().collect()
 }
 
@@ -44,8 +40,8 @@ fn attend(
     let mut position = 0;
     let mut pass = |count: usize| {
         let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
-        let run = Run { pages: Arc::clone(&pages), position, tokens: count };
-        let slots = SlotMapping { runs: vec![run], capacity };
+        let mut slots = SlotMapping::new(capacity);
+        slots.push(&pages, position, count);
         let batch = compute.batch(&vec![0; count], &slots, &rotary).unwrap();
         position += count;
         let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms };
@@ -78,8 +74,8 @@ fn attention_with_invariant_numerics_has_the_same_bits_however_a_prompt_is_cut()
                     for &count in passes {
                         let rows = values[position * width..(position + count) * width].to_vec();
                         let qkv = cuda.upload(Tensor::new(&[count, width], rows, dtype).unwrap()).unwrap();
-                        let run = Run { pages: Arc::clone(&pages), position, tokens: count };
-                        let slots = SlotMapping { runs: vec![run], capacity: POSITIONS };
+                        let mut slots = SlotMapping::new(POSITIONS);
+                        slots.push(&pages, position, count);
                         let batch = cuda.batch(&vec![0; count], &slots, &rotary).unwrap();
                         let call =
                             AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
@@ -124,20 +120,18 @@ fn attention_of_a_token_with_invariant_numerics_has_the_same_bits_in_every_batch
                     let pages = POSITIONS.div_ceil(PAGE_SIZE);
                     let shape = [sequences * pages, kv_heads, head_dim];
                     // Neighbouring pages belong to different sequences.
-                    let run = |sequence: usize, position, tokens| Run {
-                        pages: (0..pages).map(|page| (page * sequences + sequence) as u32).collect(),
-                        position,
-                        tokens,
+                    let table = |sequence: usize| -> Vec<u32> {
+                        (0..pages).map(|page| (page * sequences + sequence) as u32).collect()
                     };
                     let mut cache = LayerCache::new(&cuda, shape, dtype).unwrap();
                     let (before, last) = prompt.split_at((POSITIONS - 1) * width);
                     for sequence in 0..sequences {
-                        let runs = vec![run(sequence, 0, POSITIONS - 1)];
-                        let slots = SlotMapping { runs, capacity: POSITIONS };
+                        let mut slots = SlotMapping::new(POSITIONS);
+                        slots.push(&table(sequence), 0, POSITIONS - 1);
                         attend(before.to_vec(), &slots, window, &mut cache);
                     }
-                    let runs = (0..sequences).map(|sequence| run(sequence, POSITIONS - 1, 1)).collect();
-                    let slots = SlotMapping { runs, capacity: POSITIONS };
+                    let mut slots = SlotMapping::new(POSITIONS);
+                    (0..sequences).for_each(|sequence| slots.push(&table(sequence), POSITIONS - 1, 1));
                     let rows = attend(last.repeat(sequences), &slots, window, &mut cache);
                     let first = first.get_or_insert_with(|| rows[..heads * head_dim].to_vec());
                     for (sequence, row) in rows.chunks(heads * head_dim).enumerate() {

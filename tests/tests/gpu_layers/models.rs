@@ -7,7 +7,7 @@ use ryzanstein_config::{BackendChoice, DeviceConfig, Numerics};
 use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, PAGE_SIZE, Run, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, PAGE_SIZE, SlotMapping};
 use ryzanstein_tensor_parallel::{
     CacheSize, Compute, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
@@ -190,18 +190,20 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
     let lengths = [1, 700, 64, 2000, 3];
     let (capacity, pages) = (2002, 2002usize.div_ceil(PAGE_SIZE));
     // Neighbouring pages belong to different sequences.
-    let run = |sequence: usize, position, tokens| Run {
-        pages: (0..pages).map(|page| (page * lengths.len() + sequence) as u32).collect(),
-        position,
-        tokens,
+    let table = |sequence: usize| -> Vec<u32> {
+        (0..pages).map(|page| (page * lengths.len() + sequence) as u32).collect()
     };
     for dtype in TYPES {
         let all = |compute: &dyn Compute, upload: &dyn Fn(Tensor) -> Tensor| {
             let mut cache =
                 LayerCache::new(compute, [lengths.len() * pages, kv_heads, head_dim], dtype).unwrap();
             let width = (heads + 2 * kv_heads) * head_dim;
-            let mut pass = |runs: Vec<Run>, rows: usize, seed: usize| {
-                let slots = &SlotMapping { runs, capacity };
+            // Of each run the sequence, the position and the number of tokens.
+            let mut pass = |runs: &[(usize, usize, usize)], rows: usize, seed: usize| {
+                let slots = &mut SlotMapping::new(capacity);
+                for &(sequence, position, tokens) in runs {
+                    slots.push(&table(sequence), position, tokens);
+                }
                 let qkv = upload(noise(&[rows, width], seed as u64, dtype));
                 let batch = compute.batch(&vec![0; rows], slots, &rotary).unwrap();
                 let call =
@@ -209,21 +211,21 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
                 compute.attention(qkv, &call, &mut cache).unwrap()
             };
             for (sequence, length) in lengths.into_iter().enumerate() {
-                pass(vec![run(sequence, 0, length)], length, sequence);
+                pass(&[(sequence, 0, length)], length, sequence);
             }
             let mut all: Vec<_> = [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
-                    let runs = order.map(|sequence| run(sequence, lengths[sequence] + round, 1));
-                    pass(runs.to_vec(), lengths.len(), 50 + round)
+                    let runs = order.map(|sequence| (sequence, lengths[sequence] + round, 1));
+                    pass(&runs, lengths.len(), 50 + round)
                 })
                 .collect();
             // Some of them get one more token, others several, in one batch.
-            let mut runs = [3, 0].map(|sequence| run(sequence, lengths[sequence], 1)).to_vec();
+            let mut runs = [3, 0].map(|sequence| (sequence, lengths[sequence], 1)).to_vec();
             let more = [(1, 100), (4, 1), (2, 37)];
-            runs.extend(more.map(|(sequence, tokens)| run(sequence, lengths[sequence] + 2, tokens)));
-            all.push(pass(runs, 2 + 100 + 1 + 37, 60));
+            runs.extend(more.map(|(sequence, tokens)| (sequence, lengths[sequence] + 2, tokens)));
+            all.push(pass(&runs, 2 + 100 + 1 + 37, 60));
             all
         };
         let want = all(&host, &|t| t);

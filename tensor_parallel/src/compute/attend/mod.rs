@@ -14,7 +14,6 @@
 mod tiles;
 
 use std::ops::Range;
-use std::ptr;
 
 use pulp::{Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
@@ -71,8 +70,9 @@ pub(super) fn attention(
         }
         rows::rotate(host.products.arch(), rotary, i, head_dim, turned);
     });
+    let pages = |run: usize| batch.slots().tables(run..run + 1);
     for (row, (run, position)) in rotated.chunks_exact(width).zip(&slots) {
-        store(host, cache, &row[heads * head_dim..], (&run.pages, *position), (kv_heads, head_dim))?;
+        store(host, cache, &row[heads * head_dim..], (pages(*run), *position), (kv_heads, head_dim))?;
     }
 
     let group = heads / kv_heads * head_dim;
@@ -85,7 +85,7 @@ pub(super) fn attention(
         while !out.is_empty() {
             let run = slots[first].0;
             let those = &slots[first..first + out.len() / group];
-            let count = those.iter().take_while(|slot| ptr::eq(slot.0, run)).count();
+            let count = those.iter().take_while(|slot| slot.0 == run).count();
             let (these, others) = out.split_at_mut(count * group);
             let seen = slots[first..first + count]
                 .iter()
@@ -94,7 +94,7 @@ pub(super) fn attention(
             let rows =
                 rotated[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
             let queries = Queries { rows: rows.collect(), seen, head_dim, out: these };
-            let at = |positions| cache.elements(&run.pages, head, positions);
+            let at = |positions| cache.elements(pages(run), head, positions);
             attend(host, queries, Cached { keys, values, at: &at });
             (first, out) = (first + count, others);
         }

@@ -168,7 +168,7 @@ impl Cuda {
             rows: to_u32("positions", rows)?,
             run: 0,
             kv_heads: to_u32("heads", kv_heads)?,
-            pages: to_u32("pages", batch.slots().pages())?,
+            pages: to_u32("pages", batch.slots().table_length())?,
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
@@ -227,7 +227,7 @@ impl Cuda {
         if part.is_single() && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
             let multiprocessors = self.gpu.device.info().multiprocessors as usize;
             let [splits, results] =
-                variant.splits(across, slots.pages() * PAGE_SIZE, head_dim, multiprocessors);
+                variant.splits(across, slots.table_length() * PAGE_SIZE, head_dim, multiprocessors);
             // The block returns to the pool at the end of this function: its next user comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;

@@ -10,7 +10,7 @@ fn frequencies(slots: &SlotMapping, rotary: &Rotary) -> Vec<f32> {
     if !rotary.depends_on_length() {
         return rotary.frequencies(1).into_owned();
     }
-    slots.runs.iter().flat_map(|run| rotary.frequencies(run.end()).into_owned()).collect()
+    slots.runs().iter().flat_map(|run| rotary.frequencies(run.end()).into_owned()).collect()
 }
 
 impl Cuda {
@@ -37,15 +37,11 @@ impl Cuda {
         let parts = slots.parts();
         let mut words = Vec::with_capacity(slots.state_words() + rows + frequencies.len());
         for part in &parts {
-            let runs = &slots.runs[part.runs.clone()];
+            let runs = &slots.runs()[part.runs.clone()];
             let positions = runs.iter().flat_map(|run| run.position..run.end());
             // The capacity, which no position reaches, has been checked.
             words.extend(positions.map(|position| position as u32));
-            for run in runs {
-                let end = words.len() + slots.pages();
-                words.extend(run.pages.iter().take(slots.pages()));
-                words.resize(end, 0);
-            }
+            words.extend_from_slice(slots.tables(part.runs.clone()));
         }
         words.extend_from_slice(tokens);
         words.extend(frequencies.iter().map(|f| f.to_bits()));
