@@ -238,8 +238,8 @@ pub enum RequestError {
         /// The sequence.
         sequence: usize,
     },
-    /// A copy of more positions than a sequence has cached.
-    #[error("cannot copy the first {length} positions of sequence {sequence}: it holds {held}")]
+    /// A fork of more positions than a sequence has cached.
+    #[error("cannot fork the first {length} positions of sequence {sequence}: it holds {held}")]
     ShortSequence {
         /// The sequence.
         sequence: usize,

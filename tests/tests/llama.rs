@@ -101,7 +101,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         refused(decoder.step(&[(1, &[1, 1]), (0, &[1])], group).map(|_| ()), "do not fit sequence 0");
         refused(decoder.step(&[(1, &[1, 100])], group).map(|_| ()), "token 100 is not in the vocabulary");
         refused(decoder.fork(0, 2, 1), "no sequence 2 in a KV cache for 2");
-        refused(decoder.fork(0, 1, 4), "cannot copy the first 4 positions of sequence 0: it holds 3");
+        refused(decoder.fork(0, 1, 4), "cannot fork the first 4 positions of sequence 0: it holds 3");
         assert_eq!((decoder.len(0), decoder.len(1)), (3, 0));
         decoder.clear(0);
         assert_eq!((decoder.len(0), decoder.is_empty()), (0, true));

@@ -17,7 +17,7 @@ fn model(tied: bool) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let config = format!(
         r#"{{"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 90, "max_position_embeddings": 64,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 90, "max_position_embeddings": 256,
             "tie_word_embeddings": {tied}}}"#
     );
     write_noise(folder.path(), &config);
@@ -41,7 +41,7 @@ fn compute(model: Llama, manager: &mut ProcessGroupManager) -> (Vec<f32>, Vec<u3
     let mut cache = model.cache(8).unwrap();
     all.extend_from_slice(&model.forward(&[3, 1, 4, 1, 5], &mut cache, manager).unwrap().values().unwrap());
     all.extend_from_slice(&model.forward_last(&[9, 2], &mut cache, manager).unwrap().values().unwrap());
-    let mut decoder = model.decoder(CacheSize::full(3, 16), Passes::Graph).unwrap();
+    let mut decoder = model.decoder(CacheSize::full(3, 200), Passes::Graph).unwrap();
     let width = model.config().vocabulary;
     let mut rows = |values: &[f32]| {
         all.extend_from_slice(values);
@@ -54,6 +54,12 @@ fn compute(model: Llama, manager: &mut ProcessGroupManager) -> (Vec<f32>, Vec<u3
     assert_eq!(rows(&decoder.decode(&[(0, 11), (1, 12), (2, 13)], manager).unwrap().values().unwrap()), 3);
     assert_eq!(rows(&decoder.decode(&[(2, 14), (1, 15)], manager).unwrap().values().unwrap()), 2);
     assert_eq!(rows(&decoder.decode(&[(1, 16)], manager).unwrap().values().unwrap()), 1);
+    // Three sequences that share pages, which two of them leave at once.
+    assert_eq!(rows(&decoder.step(&[(2, &[6; 140])], manager).unwrap().values().unwrap()), 1);
+    decoder.fork(2, 0, 144).unwrap();
+    decoder.fork(2, 1, 130).unwrap();
+    let next = [(0, &[17][..]), (1, &[18, 19]), (2, &[20])];
+    assert_eq!(rows(&decoder.step(&next, manager).unwrap().values().unwrap()), 3);
     let options = GenerateOptions { max_new_tokens: 12, ignore_end: true, ..GenerateOptions::default() };
     (all, model.generate(&[1, 2, 3], &options, manager).unwrap().tokens)
 }

@@ -3,7 +3,7 @@
 use ryzanstein_process_group::DType;
 
 use super::pages::{PageCopy, PageTables};
-use crate::compute::{Compute, LayerCache, PAGE_SIZE, SlotMapping};
+use crate::compute::{Compute, LayerCache, MOST_POSITIONS, PAGE_SIZE, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 
 /// The size of a KV cache.
@@ -46,24 +46,33 @@ impl KvCache {
     /// Allocates the pages of each of `layers` layers in the memory of `compute`.
     ///
     /// # Errors
-    /// Returns an error if memory runs out, or there are more pages or tables than 32 bits count.
+    /// Returns an error if memory runs out, or the cache has more pages, entries of page tables, or positions of a sequence than it can
+    /// count.
     pub fn new(
         compute: &dyn Compute,
         layers: usize,
-        CacheSize { sequences, capacity, pages }: CacheSize,
+        size: CacheSize,
         [kv_heads, head_dim]: [usize; 2],
         dtype: DType,
     ) -> Result<Self> {
+        let layer = |_| LayerCache::new(compute, [size.pages, kv_heads, head_dim], dtype);
+        Self::with_layers((0..layers).map(layer).collect::<Result<_>>()?, size)
+    }
+
+    /// Creates the cache from its memory.
+    pub(crate) fn with_layers(
+        layers: Vec<LayerCache>,
+        CacheSize { sequences, capacity, pages }: CacheSize,
+    ) -> Result<Self> {
         let table_length = capacity.div_ceil(PAGE_SIZE);
-        let entries = sequences.checked_mul(table_length).map(u32::try_from);
-        let (Ok(count), Some(Ok(_))) = (u32::try_from(pages), entries) else {
+        let entries = sequences.max(1).checked_mul(table_length.max(1)).map(u32::try_from);
+        let (Ok(count), Some(Ok(_)), true) = (u32::try_from(pages), entries, capacity <= MOST_POSITIONS)
+        else {
             return Err(Error::input(format!(
-                "a KV cache of {pages} pages for {sequences} sequences of up to {table_length} each; it takes fewer than 2³² pages, \
-                 and as many in the tables of all sequences"
+                "a KV cache of {pages} pages for {sequences} sequences of up to {capacity} positions; it takes at most 2³² - 1 pages, \
+                 as many in the tables of all sequences, and {MOST_POSITIONS} positions of a sequence"
             )));
         };
-        let layer = |_| LayerCache::new(compute, [pages, kv_heads, head_dim], dtype);
-        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
         let tables = PageTables::new([sequences, table_length], count);
         Ok(Self { layers, lengths: vec![0; sequences], tables, capacity })
     }
@@ -78,8 +87,8 @@ impl KvCache {
         self.lengths.iter().all(|length| *length == 0)
     }
 
-    /// Returns the number of pages that no sequence holds. A sequence takes one with its first position, and one whenever its
-    /// length is a multiple of [`PAGE_SIZE`].
+    /// Returns the number of pages that no sequence holds. A sequence takes one when its length is a multiple of [`PAGE_SIZE`] and it
+    /// gets a token, and one when it writes to a page that it shares after a [`fork`](Self::fork).
     pub fn free_pages(&self) -> usize {
         self.tables.free()
     }
@@ -119,12 +128,17 @@ impl KvCache {
         self.lengths.get(sequence).copied().ok_or_else(|| unknown.into())
     }
 
-    /// Gives different sequences pages for more tokens each.
+    /// Gives different sequences pages for more tokens each, which `pass` writes to their [slots](Self::slots). They count as cached if
+    /// it succeeds.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if there is no such sequence, it is full, or no pages are left. Returns an error if a
-    /// GPU fails.
-    pub(crate) fn reserve(&mut self, more: &[(usize, usize)]) -> Result<()> {
+    /// Returns an error if there is no such sequence, it is full, or no pages are left; otherwise the errors of `pass`. The sequences
+    /// are then as before. Returns an error if a GPU fails.
+    pub(crate) fn append(
+        &mut self,
+        more: &[(usize, usize)],
+        pass: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
         let capacity = self.capacity;
         let of = |(sequence, more)| {
             let length = self.length(sequence)?;
@@ -137,20 +151,75 @@ impl KvCache {
         for PageCopy { from, to } in self.tables.reserve(&writes)? {
             self.layers.iter_mut().try_for_each(|layer| layer.copy_page(from, to))?;
         }
-        Ok(())
+        let result = pass(self);
+        for (sequence, positions) in writes {
+            if result.is_ok() {
+                self.lengths[sequence] = positions.end;
+            } else {
+                self.tables.truncate(sequence, positions.start);
+            }
+        }
+        result
     }
 
-    /// Returns the slots of more tokens of sequences, for which pages have been [reserved](Self::reserve).
+    /// Returns the slots of more tokens of sequences, within a call of [`append`](Self::append).
     pub(crate) fn slots(&self, more: impl Iterator<Item = (usize, usize)>) -> SlotMapping {
         let mut slots = SlotMapping::new(self.capacity);
         more.for_each(|(sequence, more)| slots.push(self.tables.of(sequence), self.lengths[sequence], more));
         slots
     }
+}
 
-    /// Updates the lengths of sequences after more tokens have been written to their [slots](Self::slots).
-    pub(crate) fn advance(&mut self, more: &[(usize, usize)]) {
-        for (sequence, more) in more {
-            self.lengths[*sequence] += more;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::Host;
+
+    fn cache(size: CacheSize) -> Result<KvCache> {
+        KvCache::new(&Host::new(1), 1, size, [1, 2], DType::F32)
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_counted_are_refused() {
+        let most = usize::MAX;
+        for size in [
+            CacheSize::full(most, 1),
+            CacheSize::full(most, 0),
+            CacheSize::full(1, most),
+            CacheSize::full(most, most),
+            CacheSize::full(1, most).with_positions(1),
+            CacheSize::full(most, 1).with_positions(1),
+            CacheSize::full(1, MOST_POSITIONS + 1).with_positions(1),
+            CacheSize::full(1, 1).with_positions(most),
+            CacheSize { sequences: 1, capacity: 1, pages: 1 << 32 },
+        ] {
+            assert!(cache(size).is_err(), "{size:?}");
         }
+    }
+
+    #[test]
+    fn a_cache_without_pages_takes_no_token() {
+        for size in [CacheSize::full(2, 10).with_positions(0), CacheSize::full(0, 10), CacheSize::full(2, 0)]
+        {
+            let mut cache = cache(size).unwrap();
+            assert!(cache.append(&[(0, 1)], |_| Ok(())).is_err(), "{size:?}");
+            cache.append(&[], |_| Ok(())).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_pass_that_fails_leaves_lengths_and_free_pages_as_they_were() {
+        let mut cache = cache(CacheSize::full(3, 1000)).unwrap();
+        cache.append(&[(0, 200)], |_| Ok(())).unwrap();
+        cache.fork(0, 1, 200).unwrap();
+        let free = cache.free_pages();
+        let fails = |_: &mut KvCache| Err(Error::input("no"));
+        assert!(cache.append(&[(1, 300), (2, 128)], fails).is_err());
+        assert_eq!([0, 1, 2].map(|sequence| cache.len(sequence)), [200, 200, 0]);
+        // The copy of the page that it shared stays.
+        assert_eq!(cache.free_pages(), free - 1);
+        cache.truncate(1, 0);
+        cache.truncate(0, 0);
+        assert_eq!(cache.free_pages(), 24);
     }
 }

@@ -17,8 +17,10 @@ pub(super) struct PageTables {
     counts: Vec<usize>,
     /// Number of sequences that hold each page.
     holders: Vec<u32>,
-    /// The pages that no sequence holds. The last one is taken first.
-    free: Vec<u32>,
+    /// Pages that no sequence holds any more. The last one is taken first.
+    returned: Vec<u32>,
+    /// Pages that no sequence has held yet.
+    fresh: Range<u32>,
 }
 
 /// A page that must be copied before the next pass.
@@ -36,7 +38,8 @@ impl PageTables {
             table_length,
             counts: vec![0; sequences],
             holders: vec![0; pages as usize],
-            free: (0..pages).rev().collect(),
+            returned: Vec::new(),
+            fresh: 0..pages,
         }
     }
 
@@ -47,7 +50,7 @@ impl PageTables {
 
     /// Returns the number of pages that no sequence holds.
     pub(super) fn free(&self) -> usize {
-        self.free.len()
+        self.returned.len() + self.fresh.len()
     }
 
     /// Gives different sequences pages of their own for the positions that they are about to write, which follow those that they have.
@@ -72,7 +75,7 @@ impl PageTables {
             .into_iter()
             .map(|(page, writers): (u32, u32)| writers.min(self.holders[page as usize] - 1) as usize)
             .sum::<usize>();
-        let (free, pages) = (self.free.len(), self.holders.len());
+        let (free, pages) = (self.free(), self.holders.len());
         if needed > free {
             return Err(RequestError::NoFreePages { needed, free, pages }.into());
         }
@@ -121,7 +124,8 @@ impl PageTables {
 
     /// Takes a free page; the caller has counted them.
     fn take(&mut self) -> u32 {
-        let page = self.free.pop().expect("the free pages have been counted");
+        let page =
+            self.returned.pop().or_else(|| self.fresh.next()).expect("the free pages have been counted");
         self.holders[page as usize] = 1;
         page
     }
@@ -130,7 +134,7 @@ impl PageTables {
         let holders = &mut self.holders[page as usize];
         *holders -= 1;
         if *holders == 0 {
-            self.free.push(page);
+            self.returned.push(page);
         }
     }
 }
@@ -180,12 +184,17 @@ mod tests {
             {
                 writes.push((sequence, text.len()..text.len() + more));
             }
+            let needed = self.needed(&writes);
             let before = [0, 1, 2, 3].map(|sequence| self.tables.of(sequence).to_vec());
             let free = self.tables.free();
             let copies = match self.tables.reserve(&writes) {
-                Ok(copies) => copies,
-                Err(Error::Request(RequestError::NoFreePages { needed, free: reported, .. })) => {
-                    assert!(needed > free && reported == free);
+                Ok(copies) => {
+                    assert_eq!(free - self.tables.free(), needed);
+                    copies
+                }
+                Err(Error::Request(error)) => {
+                    assert!(needed > free);
+                    assert_eq!(error, RequestError::NoFreePages { needed, free, pages: PAGES as usize });
                     assert_eq!(before, [0, 1, 2, 3].map(|sequence| self.tables.of(sequence).to_vec()));
                     return;
                 }
@@ -203,6 +212,23 @@ mod tests {
                     self.next += 1;
                 }
             }
+        }
+
+        /// Counts the pages that writes need, one sequence after the other.
+        fn needed(&self, writes: &[(usize, Range<usize>)]) -> usize {
+            let mut holders = self.tables.holders.clone();
+            let mut needed = 0;
+            for (sequence, Range { start, end }) in writes {
+                needed += end.div_ceil(PAGE_SIZE) - start.div_ceil(PAGE_SIZE);
+                if start % PAGE_SIZE > 0 {
+                    let holders = &mut holders[self.tables.of(*sequence)[start / PAGE_SIZE] as usize];
+                    if *holders > 1 {
+                        *holders -= 1;
+                        needed += 1;
+                    }
+                }
+            }
+            needed
         }
 
         fn check(&self) {
@@ -223,7 +249,8 @@ mod tests {
                 }
             }
             assert_eq!(holders, self.tables.holders);
-            let mut free = self.tables.free.clone();
+            let mut free: Vec<u32> =
+                self.tables.returned.iter().copied().chain(self.tables.fresh.clone()).collect();
             free.sort_unstable();
             let unheld: Vec<u32> = (0..PAGES).filter(|page| holders[*page as usize] == 0).collect();
             assert_eq!(free, unheld);

@@ -1,5 +1,6 @@
 //! The tokens of one forward pass and their slots in the cache.
 
+use std::fmt;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
@@ -9,9 +10,12 @@ use crate::rotary::{Rotary, RotaryTable};
 /// Number of positions in a page of the KV cache: a multiple of the keys that any kernel processes together.
 pub const PAGE_SIZE: usize = 128;
 
+/// The maximum number of positions of a sequence: kernels add numbers of positions in 32 bits.
+pub(crate) const MOST_POSITIONS: usize = 1 << 30;
+
 /// The cache slots of the tokens of a batch: runs of consecutive positions, each of its own sequence. Runs of one token that follow
 /// each other are processed at once.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct SlotMapping {
     /// The runs, in the order of the tokens.
     runs: Vec<Run>,
@@ -53,15 +57,24 @@ impl Part {
     }
 }
 
+/// Without the page tables, which may be long.
+impl fmt::Debug for SlotMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { runs, capacity, .. } = self;
+        f.debug_struct("SlotMapping").field("runs", runs).field("capacity", capacity).finish_non_exhaustive()
+    }
+}
+
 impl SlotMapping {
-    /// Creates an empty mapping for sequences of at most `capacity` positions, fewer than 2³². Results may depend on the capacity in their last bits,
+    /// Creates an empty mapping for sequences of at most `capacity` positions. Results may depend on the capacity in their last bits,
     /// unless numerics are invariant.
     pub fn new(capacity: usize) -> Self {
         Self { runs: Vec::new(), pages: Vec::new(), capacity }
     }
 
     /// Appends slots of `tokens` tokens from `position` on. `pages` is the page table of the sequence: pages of the cache, each with the
-    /// next [`PAGE_SIZE`] positions. Sequences may share pages that no token of the batch is written to.
+    /// next [`PAGE_SIZE`] positions. Sequences may share pages. If a token of the batch is written to a page that is read as another one
+    /// too, results are unspecified.
     pub fn push(&mut self, pages: &[u32], position: usize, tokens: usize) {
         let end = self.pages.len() + self.table_length();
         self.pages.extend(pages.iter().take(self.table_length()));
@@ -85,7 +98,7 @@ impl SlotMapping {
     /// Returns the number of pages of a table.
     pub(super) fn table_length(&self) -> usize {
         // A larger capacity has no tables, and is refused.
-        u32::try_from(self.capacity).map_or(0, |_| self.capacity.div_ceil(PAGE_SIZE))
+        if self.capacity <= MOST_POSITIONS { self.capacity.div_ceil(PAGE_SIZE) } else { 0 }
     }
 
     /// Returns the page tables of some runs, one after the other.
@@ -144,10 +157,10 @@ impl SlotMapping {
             run.tokens > 0 && end.is_some_and(|end| end <= *capacity)
         };
         let tokens = runs.iter().try_fold(0, |tokens: usize, run| tokens.checked_add(run.tokens));
-        if u32::try_from(*capacity).is_err() || !runs.iter().all(fits) || tokens != Some(rows) {
+        if *capacity > MOST_POSITIONS || !runs.iter().all(fits) || tokens != Some(rows) {
             return Err(Error::input(format!(
                 "{rows} tokens cannot go to the slots {self:?}: each run needs tokens and at most as many positions as the capacity, \
-                 which is below 2³²"
+                 which is at most {MOST_POSITIONS}"
             )));
         }
         let written = (0..runs.len()).flat_map(|run| &self.held(run)[runs[run].position / PAGE_SIZE..]);
@@ -160,7 +173,7 @@ impl SlotMapping {
         }
         match written.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => {
-                Err(Error::input(format!("two runs of a batch write to page {} of the cache", pair[0])))
+                Err(Error::input(format!("tokens of a batch go to page {} of the cache twice", pair[0])))
             }
             None => Ok(()),
         }

@@ -16,6 +16,7 @@ mod tree;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::ProcessGroup;
 
+pub(crate) use self::batch::MOST_POSITIONS;
 pub use self::batch::{Batch, PAGE_SIZE, SlotMapping};
 pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;

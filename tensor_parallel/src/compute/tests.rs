@@ -297,7 +297,8 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
             for count in [130, 1, 70] {
                 let part = values[position * width..][..count * width].to_vec();
                 let part = Tensor::new(&[count, width], part, DType::F32).unwrap();
-                let slots = SlotMapping::from_position(position, count);
+                let mut slots = SlotMapping::new(2 * PAGE_SIZE);
+                slots.push(&[1, 0], position, count);
                 let batch = host.batch(&vec![0; count], &slots, &rotary).unwrap();
                 let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window, norms: None };
                 got.extend_from_slice(&host.attention(part, &call, &mut cache).unwrap().values().unwrap());

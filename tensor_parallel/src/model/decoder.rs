@@ -104,10 +104,20 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Runs a pass of one token for each sequence. With [`Passes::Graph`], the second one of a size is captured.
     fn single_tokens(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let more = self.validate(pairs)?;
-        self.cache.reserve(&more)?;
-        let Mixed { tokens, slots, .. } = Mixed::new(pairs, &self.cache);
         let Self { passes, cache, model, kind, .. } = self;
-        let model = &**model;
+        cache.append(&more, |cache| Self::single_pass(pairs, (passes, kind), (model, cache), groups))?;
+        let pass = passes.get(&pairs.len()).and_then(|pass| pass.logits.as_ref());
+        pass.ok_or_else(|| Error::input("the recorded pass returned no logits"))
+    }
+
+    /// Runs the pass of [`single_tokens`](Self::single_tokens), for which the cache has pages.
+    fn single_pass(
+        pairs: &[(usize, &[u32])],
+        (passes, kind): (&mut BTreeMap<usize, Pass>, &mut Passes),
+        (model, cache): (&Llama, &mut KvCache),
+        groups: &mut dyn ModelGroups,
+    ) -> Result<()> {
+        let Mixed { tokens, slots, .. } = Mixed::new(pairs, cache);
         let (compute, rotary) = (&*model.compute, &model.config.rotary);
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
@@ -134,8 +144,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
                 };
                 // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the graph, which
                 // it drops first: the memory of the model and of the cache is never reallocated, even if the decoder is moved. It
-                // alone uses the batch, the cache and the logits, and checks the slots of the batch before each pass. Only the
-                // group that captured the graph replays it, and not after it has failed.
+                // alone uses the batch, the cache and the logits. The slots of the batch are in pages of the cache, which come from
+                // its page tables. Only the group that captured the graph replays it, and not after it has failed.
                 recording = unsafe { compute.capture(work) }?;
                 Ok::<_, Error>(())
             });
@@ -154,9 +164,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             Some((recording, collectives)) => groups.tensor().replay(collectives, || recording.replay())?,
             None => pass.logits = Some(model.logits(slice::from_ref(&pass.part), cache, groups)?),
         }
-        cache.advance(&more);
-        synchronize(groups)?;
-        pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
+        synchronize(groups)
     }
 
     /// Appends tokens to several sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next
@@ -187,18 +195,19 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let more = self.validate(pairs)?;
         let Self { cache, model, logits, .. } = self;
-        cache.reserve(&more)?;
-        let micro_batch = |part: Range<usize>| {
-            let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
-            let batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
-            Ok(MicroBatch { batch, rows: last })
-        };
-        let count = model.stage().count.min(pairs.len());
-        let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
-        let logits = logits.insert(model.logits(&parts, cache, groups)?);
-        cache.advance(&more);
-        synchronize(groups)?;
-        Ok(logits)
+        *logits = None;
+        cache.append(&more, |cache| {
+            let micro_batch = |part: Range<usize>| {
+                let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
+                let batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
+                Ok(MicroBatch { batch, rows: last })
+            };
+            let count = model.stage().count.min(pairs.len());
+            let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
+            *logits = Some(model.logits(&parts, cache, groups)?);
+            synchronize(groups)
+        })?;
+        logits.as_ref().ok_or_else(|| Error::input("the pass returned no logits"))
     }
 
     /// Checks the pairs of a request. Returns the number of tokens of each sequence.
@@ -265,7 +274,7 @@ struct Mixed {
 }
 
 impl Mixed {
-    /// Arranges the tokens of pairs. The cache has [reserved](KvCache::reserve) pages for them.
+    /// Arranges the tokens of pairs, for which the cache has pages.
     fn new(pairs: &[(usize, &[u32])], cache: &KvCache) -> Self {
         let (mut order, longer): (Vec<_>, Vec<_>) = (0..pairs.len()).partition(|i| pairs[*i].1.len() == 1);
         order.extend(longer);

@@ -9,8 +9,8 @@ use super::llama::Llama;
 use super::plan::NamedTensors;
 use crate::attention::CacheSize;
 use crate::checkpoint::Loader;
-use crate::compute::Sizing;
 use crate::compute::cuda::FIXED_BYTES;
+use crate::compute::{PAGE_SIZE, Sizing};
 use crate::error::{Error, Result};
 use crate::gpu::class;
 use crate::shard::{self, HeadShard};
@@ -52,12 +52,12 @@ pub fn footprint(
     let mut loader = Loader::new(&mut source, 0, world_size, dtype);
     let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
     let weights = kept.load(Ordering::Relaxed);
-    model.caches(CacheSize::full(sequences, positions))?;
+    model.layer_caches(CacheSize::full(sequences, positions))?;
     let kv_cache = kept.load(Ordering::Relaxed) - weights;
     let too_many = || Error::input("passes of more bytes than can be counted");
     let of_pass = |tokens, logits| {
         let heads = &shard::split_heads(config.heads, config.kv_heads, world_size)?[0];
-        pass(config, world_size, heads, dtype, (tokens, logits)).ok_or_else(too_many)
+        pass(config, world_size, heads, dtype, (tokens, logits, positions)).ok_or_else(too_many)
     };
     let passes = of_pass(positions, 1)?.checked_add(of_pass(sequences, sequences)?);
     let workspace = passes.and_then(|passes| passes.checked_add(FIXED_BYTES)).ok_or_else(too_many)?;
@@ -70,11 +70,12 @@ pub fn footprint(
     Ok(Footprint { weights, kv_cache, workspace: workspace as u64, read_per_step })
 }
 
-/// Returns the bytes of the cache that are within the windows.
+/// Returns the bytes of the cache that are within the windows. The cache has whole pages.
 fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
     let layers = &config.sliding_windows;
     let seen = |window: &Option<usize>| window.unwrap_or(positions).min(positions) as f64;
-    let share = layers.iter().map(seen).sum::<f64>() / (layers.len() * positions).max(1) as f64;
+    let held = layers.len() as f64 * positions.next_multiple_of(PAGE_SIZE).max(1) as f64;
+    let share = layers.iter().map(seen).sum::<f64>() / held;
     (kv_cache as f64 * share) as u64
 }
 
@@ -82,14 +83,14 @@ fn vocabulary_share(config: &LlamaConfig, world_size: usize) -> usize {
     shard::padded_vocabulary(config.vocabulary, world_size) / world_size
 }
 
-/// Returns the maximum bytes of the tensors that are alive at the same time on one rank in a pass of `rows` tokens that returns
-/// `logits` rows of logits: see `Block::forward` and `Llama::pass`. Returns `None` on overflow.
+/// Returns the maximum bytes of the tensors that are alive at the same time on one rank in a pass of `rows` tokens of `logits` sequences
+/// of at most `positions` positions, which returns a row of logits for each: see `Block::forward` and `Llama::pass`. Returns `None` on overflow.
 fn pass(
     config: &LlamaConfig,
     world_size: usize,
     heads: &HeadShard,
     dtype: DType,
-    (rows, logits): (usize, usize),
+    (rows, logits, positions): (usize, usize, usize),
 ) -> Option<usize> {
     let block = |rows: usize, width: usize, size: usize| {
         rows.checked_mul(width)?.checked_mul(size).filter(|b| *b < 1 << 60).map(class)
@@ -99,10 +100,11 @@ fn pass(
     let queries_width = heads.query.len() * config.head_dim;
     let qkv_width = queries_width + 2 * heads.kv.len() * config.head_dim;
     let intermediate = config.intermediate / world_size;
-    // Slots and tokens, with the frequencies, which may differ by sequence; sines and cosines.
+    // Positions, page tables and tokens, with the frequencies, which may differ by sequence; sines and cosines.
     let sets = if config.rotary.depends_on_length() { logits } else { 1 };
-    let frequencies = sets.checked_mul(config.head_dim / 2)?;
-    let batch = block(1, 3 * rows + frequencies, f32)? + block(rows, config.head_dim, f32)?;
+    let tables = logits.checked_mul(positions.div_ceil(PAGE_SIZE))?;
+    let words = sets.checked_mul(config.head_dim / 2)?.checked_add(tables)?.checked_add(2 * rows)?;
+    let batch = block(1, words, f32)? + block(rows, config.head_dim, f32)?;
     let (hidden, qkv, queries) = (of(config.hidden)?, of(qkv_width)?, of(queries_width)?);
     let (inner, gate_up) = (of(intermediate)?, of(2 * intermediate)?);
     // A bias is added in f32 before the result of several rows is rounded to its type.

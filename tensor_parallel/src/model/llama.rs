@@ -200,11 +200,17 @@ impl Llama {
 
     /// Allocates a [`cache`](Self::cache) of this size.
     pub(super) fn caches(&self, size: CacheSize) -> Result<KvCache> {
+        KvCache::with_layers(self.layer_caches(size)?, size)
+    }
+
+    /// Allocates the memory of a [`cache`](Self::cache) of this size.
+    pub(super) fn layer_caches(&self, size: CacheSize) -> Result<Vec<LayerCache>> {
         let LlamaConfig { head_dim, max_positions, .. } = self.config;
         if size.capacity > max_positions {
             return Err(RequestError::TooLong { positions: size.capacity, max_positions }.into());
         }
-        KvCache::new(&*self.compute, self.blocks.len(), size, [self.kv_heads, head_dim], self.dtype)
+        let shape = [size.pages, self.kv_heads, head_dim];
+        self.blocks.iter().map(|_| LayerCache::new(&*self.compute, shape, self.dtype)).collect()
     }
 
     /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
@@ -247,14 +253,15 @@ impl Llama {
         }
         self.check(tokens)?;
         let more = [(0, tokens.len())];
-        cache.reserve(&more)?;
-        let slots = cache.slots(more.into_iter());
-        let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
-        let logits =
-            self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;
-        cache.advance(&more);
-        synchronize(groups)?;
-        Ok(logits)
+        let mut logits = None;
+        cache.append(&more, |cache| {
+            let slots = cache.slots(more.into_iter());
+            let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
+            let part = MicroBatch { batch, rows: (first..tokens.len()).collect() };
+            logits = Some(self.logits(&[part], cache, groups)?);
+            synchronize(groups)
+        })?;
+        logits.ok_or_else(|| Error::input("the pass returned no logits"))
     }
 
     /// Returns an error if a token is not in the vocabulary.

@@ -239,7 +239,7 @@ impl Cuda {
             // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
             // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before the
             // previous kernel has ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
-            // was made as `Compute::attention` says, and otherwise have any value. The counters are used in the order of the stream, and
+            // was made as `Compute::attention` and `SlotMapping::push` say, and otherwise have any value. The counters are used in the order of the stream, and
             // zero after.
             return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };
         }

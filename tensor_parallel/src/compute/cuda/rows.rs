@@ -261,8 +261,7 @@ impl Kernels {
         unsafe { call.launch_over(elements) }
     }
 
-    /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies. `first` is
-    /// the number of single tokens and runs before the part.
+    /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.
     ///
     /// # Errors
     /// Returns an error if the batch is in other memory or has more rows than a grid.

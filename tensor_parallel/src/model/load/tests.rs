@@ -244,19 +244,23 @@ fn a_footprint_is_refused_where_loading_or_the_cache_would_be() {
 
 #[test]
 fn windows_and_untied_embeddings_are_not_read_in_every_step() {
-    let with = |more: &str| {
+    let with = |more: &str, positions: usize| {
         let config = format!(
             r#"{{"model_type": "mistral", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
                 "num_key_value_heads": 4, "num_hidden_layers": 2, "vocab_size": 128, {more}}}"#
         );
         let config = LlamaConfig::from_json(Path::new("config.json"), &config, None).unwrap();
-        footprint(&config, 2, DType::BF16, 1, 1000).unwrap()
+        footprint(&config, 2, DType::BF16, 1, positions).unwrap()
     };
-    let whole = with(r#""sliding_window": null, "tie_word_embeddings": true"#);
+    let whole = with(r#""sliding_window": null, "tie_word_embeddings": true"#, 1024);
     assert_eq!(whole.read_per_step, whole.weights + whole.kv_cache);
-    let window = with(r#""sliding_window": 250, "tie_word_embeddings": true"#);
+    // The cache has whole pages.
+    let shorter = with(r#""sliding_window": null, "tie_word_embeddings": true"#, 960);
+    assert_eq!(shorter.kv_cache, whole.kv_cache);
+    assert_eq!(shorter.read_per_step, shorter.weights + shorter.kv_cache / 16 * 15);
+    let window = with(r#""sliding_window": 256, "tie_word_embeddings": true"#, 1024);
     assert_eq!(window.read_per_step, window.weights + window.kv_cache / 4);
-    let untied = with(r#""sliding_window": null"#);
+    let untied = with(r#""sliding_window": null"#, 1024);
     assert_eq!(untied.read_per_step, whole.read_per_step);
     assert_eq!(untied.weights - whole.weights, 64 * 64 * 2);
 }

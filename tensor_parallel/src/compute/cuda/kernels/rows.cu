@@ -1,6 +1,6 @@
 // Operations that treat each element or row on its own. A block has a row or a head, or strides over elements.
 
-// Rows of a table, zeros for ids that are not in it. `batch` is the position of each row, its sequence, then its id.
+// Rows of a table, zeros for ids that are not in it. `ids` has one for each row.
 extern "C" __global__ void embed(
     const OTHER* table, u32 first, u32 rows, u32 columns, const u32* __restrict__ ids, ELEMENT* __restrict__ out
 ) {
@@ -217,7 +217,7 @@ extern "C" __global__ void head_norms(
 }
 
 // Sine and cosine of each position's angles. The angle is rounded to f32, as the models' training code does; its sine
-// is then exact. `batch` begins with the positions. The frequencies of a row begin `stride` after those of the row before.
+// is then exact. The frequencies of a row begin `stride` after those of the row before.
 extern "C" __global__ void rotations(
     const float* __restrict__ frequencies, const u32* __restrict__ positions, float2* __restrict__ out, u32 half, u32 stride,
     float amplitude
