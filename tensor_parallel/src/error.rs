@@ -224,12 +224,12 @@ pub enum RequestError {
         /// Number of tokens in the vocabulary.
         vocabulary: usize,
     },
-    /// A sequence that is not in the cache.
-    #[error("there is no sequence {sequence} in a KV cache for {sequences}; they count from 0")]
+    /// The number of a sequence that the cache does not have.
+    #[error("there is no sequence {sequence}: the KV cache is for {sequences}, which count from 0")]
     UnknownSequence {
         /// The sequence.
         sequence: usize,
-        /// Number of sequences in the cache.
+        /// Number of sequences of the cache.
         sequences: usize,
     },
     /// A sequence that occurs twice in one pass.
@@ -264,8 +264,8 @@ pub enum RequestError {
     },
     /// More tokens than the cache has pages for.
     #[error(
-        "this pass needs {needed} free page{} of {PAGE_SIZE} positions, and the KV cache has {free} of {pages}; end or shorten a \
-         sequence, or make a cache with more pages",
+        "this pass needs {needed} free page{} of {PAGE_SIZE} positions, and of the {pages} of the KV cache {free} are free; clear or \
+         truncate a sequence, pass fewer tokens, or make a cache with more pages",
         if *.needed == 1 { "" } else { "s" }
     )]
     NoFreePages {

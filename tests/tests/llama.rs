@@ -90,7 +90,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         model.forward(&[1], &mut cache, group).unwrap();
         let mut decoder = model.decoder(CacheSize::full(2, 3), Passes::Graph).unwrap();
         decoder.prefill(0, &[1; 3], group).unwrap();
-        refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
+        refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2: the KV cache is for 2");
         refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
         refused(decoder.decode(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is given twice");
         refused(decoder.decode(&[], group).map(|_| ()), "no sequence gets a token");
@@ -100,7 +100,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         refused(decoder.step(&[(1, &[1, 1]), (1, &[1])], group).map(|_| ()), "sequence 1 is given twice");
         refused(decoder.step(&[(1, &[1, 1]), (0, &[1])], group).map(|_| ()), "do not fit sequence 0");
         refused(decoder.step(&[(1, &[1, 100])], group).map(|_| ()), "token 100 is not in the vocabulary");
-        refused(decoder.fork(0, 2, 1), "no sequence 2 in a KV cache for 2");
+        refused(decoder.fork(0, 2, 1), "no sequence 2: the KV cache is for 2");
         refused(decoder.fork(0, 1, 4), "cannot fork the first 4 positions of sequence 0: it holds 3");
         assert_eq!((decoder.len(0), decoder.len(1)), (3, 0));
         decoder.clear(0);
@@ -112,7 +112,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         decoder.step(&[(0, &[1; 129]), (1, &[1; 128])], group).unwrap();
         refused(
             decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()),
-            "needs 1 free page of 128 positions, and the KV cache has 0 of 3",
+            "needs 1 free page of 128 positions, and of the 3 of the KV cache 0 are free",
         );
         assert_eq!((decoder.len(0), decoder.len(1), decoder.free_pages()), (129, 128, 0));
         decoder.decode(&[(0, 1)], group).unwrap();

@@ -31,8 +31,8 @@ impl CacheSize {
     }
 }
 
-/// The KV cache of several sequences: keys and values of this rank's heads in all layers. A sequence holds as many pages as its
-/// positions need. Sequences with a common prefix share its pages.
+/// The KV cache of several sequences: keys and values of this rank's heads in all layers. A sequence of n positions holds
+/// n / [`PAGE_SIZE`] pages, rounded up. Sequences share pages only after a [`fork`](Self::fork).
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
@@ -87,8 +87,8 @@ impl KvCache {
         self.lengths.iter().all(|length| *length == 0)
     }
 
-    /// Returns the number of pages that no sequence holds. A sequence takes one when its length is a multiple of [`PAGE_SIZE`] and it
-    /// gets a token, and one when it writes to a page that it shares after a [`fork`](Self::fork).
+    /// Returns the number of pages that no sequence holds. A sequence takes them as it grows, and one when it writes to a page that it
+    /// shares.
     pub fn free_pages(&self) -> usize {
         self.tables.free()
     }
@@ -101,8 +101,9 @@ impl KvCache {
         }
     }
 
-    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`. Both share their pages, until one
-    /// of them appends to a page that is partly filled.
+    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`. They share the pages. When one of them
+    /// writes to a shared page, it first gets a copy of its own, which takes a free page. After a fork at a multiple of [`PAGE_SIZE`], no
+    /// sequence that only grows needs a copy.
     ///
     /// # Errors
     /// Returns an error if there is no such sequence, or `from` holds fewer positions.

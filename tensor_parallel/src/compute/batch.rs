@@ -13,8 +13,8 @@ pub const PAGE_SIZE: usize = 128;
 /// The maximum number of positions of a sequence: kernels add numbers of positions in 32 bits.
 pub(crate) const MOST_POSITIONS: usize = 1 << 30;
 
-/// The cache slots of the tokens of a batch: runs of consecutive positions, each of its own sequence. Runs of one token that follow
-/// each other are processed at once.
+/// The cache slots of the tokens of a batch: runs of consecutive positions, each of its own sequence. Put runs of one token next to each
+/// other: attention processes them at once.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct SlotMapping {
     /// The runs, in the order of the tokens.
@@ -72,9 +72,10 @@ impl SlotMapping {
         Self { runs: Vec::new(), pages: Vec::new(), capacity }
     }
 
-    /// Appends slots of `tokens` tokens from `position` on. `pages` is the page table of the sequence: pages of the cache, each with the
-    /// next [`PAGE_SIZE`] positions. Sequences may share pages. If a token of the batch is written to a page that is read as another one
-    /// too, results are unspecified.
+    /// Appends slots of `tokens` tokens from `position` on. `pages` is the page table of the sequence, up to the end of the run at least:
+    /// `pages[i]` is the page of the cache with the positions from i × [`PAGE_SIZE`] on. Sequences may share pages, but a page to which
+    /// the batch writes must occur once in one table only. [`Compute::batch`](super::Compute::batch) refuses two writers; other results
+    /// are unspecified.
     pub fn push(&mut self, pages: &[u32], position: usize, tokens: usize) {
         let end = self.pages.len() + self.table_length();
         self.pages.extend(pages.iter().take(self.table_length()));

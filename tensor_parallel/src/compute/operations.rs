@@ -40,7 +40,8 @@ pub struct HeadNorms<'a> {
     pub epsilon: f32,
 }
 
-/// The cache of one layer, in pages of [`PAGE_SIZE`] positions. Both tensors are `[pages, kv_heads, PAGE_SIZE, head_dim]`.
+/// The cache of one layer, in pages of [`PAGE_SIZE`] positions: keys and values, each `[pages, kv_heads, PAGE_SIZE, head_dim]` with the
+/// heads of this rank.
 #[derive(Debug)]
 pub struct LayerCache {
     pub(super) keys: Tensor,
@@ -65,9 +66,22 @@ impl LayerCache {
         start..start + positions.len() * shape[3]
     }
 
-    /// Copies one page to another.
-    pub(crate) fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
-        let length: usize = self.keys.shape()[1..].iter().product();
+    /// Copies one page to another, before a sequence writes to a page that it shares.
+    ///
+    /// # Errors
+    /// Returns an error if the cache does not have these pages, or the device fails.
+    pub fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        let shape = self.keys.shape();
+        if [from, to].iter().any(|page| *page as usize >= shape[0]) {
+            return Err(Error::input(format!(
+                "page {from} cannot be copied to {to} in a cache of {} pages",
+                shape[0]
+            )));
+        }
+        if from == to {
+            return Ok(());
+        }
+        let length: usize = shape[1..].iter().product();
         let (from, to) = (from as usize * length, to as usize * length);
         self.keys.copy_within(from..from + length, to)?;
         self.values.copy_within(from..from + length, to)
@@ -209,8 +223,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
     /// Normalises queries and keys if the call has norms, rotates them, appends keys and values to the cache, and attends. Each row of
-    /// `qkv` is the query heads, the key heads, then the value heads; each row of the result is the query heads. The batch must have been
-    /// created or updated after the call that appended the positions before: a GPU may read them early.
+    /// `qkv` is the query heads, the key heads, then the value heads; each row of the result is the query heads. Create or update
+    /// the batch after the last call for the positions before: a GPU may read them early.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
     /// Copies columns of `x`.

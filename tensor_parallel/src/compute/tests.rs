@@ -199,6 +199,29 @@ fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
 }
 
 #[test]
+fn pages_are_copied_within_their_cache_alone() {
+    let host = Host::new(1);
+    let mut cache = LayerCache::new(&host, [3, 2, 4], DType::F32).unwrap();
+    let rotary = Rotary::new(4, 1e4);
+    let batch = host.batch(&[0], &SlotMapping::from_position(0, 1), &rotary).unwrap();
+    let call = AttentionCall { heads: 2, kv_heads: 2, head_dim: 4, batch: &batch, window: None, norms: None };
+    host.attention(whole(&[1, 24], 1, DType::F32), &call, &mut cache).unwrap();
+    let page = |cache: &LayerCache, page: usize| {
+        let length = 2 * PAGE_SIZE * 4;
+        [&cache.keys, &cache.values]
+            .map(|all| all.values().unwrap()[page * length..(page + 1) * length].to_vec())
+    };
+    let first = page(&cache, 0);
+    assert_ne!(first, page(&cache, 2));
+    cache.copy_page(0, 2).unwrap();
+    cache.copy_page(1, 1).unwrap();
+    assert_eq!([0, 2].map(|at| page(&cache, at)), [first.clone(), first]);
+    for (from, to) in [(0, 3), (3, 0), (u32::MAX, 0), (3, 3)] {
+        assert!(cache.copy_page(from, to).is_err(), "{from} to {to}");
+    }
+}
+
+#[test]
 fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_products_overflow() {
     let host = Host::new(1);
     let rotary = Rotary::new(4, 1e4);

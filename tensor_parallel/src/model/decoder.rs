@@ -23,11 +23,13 @@ use crate::tensor::Tensor;
 /// On a GPU, a pass of one token for each of n sequences runs normally the first time, is captured in a CUDA graph the second
 /// time, and is replayed from then on, for any n sequences: one launch in place of hundreds, with the same result. Each n has its
 /// own graph and memory. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL keeps the
-/// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and the graphs
-/// stay valid. Passes through several pipeline stages are not captured, because the stages process different parts of them.
+/// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another. Graphs stay valid
+/// whatever happens to sequences and pages. Passes through several pipeline stages are not captured, because the stages process different parts of them.
 ///
 /// With P pipeline stages, the sequences of a pass are divided into P micro-batches, or one for each sequence if there are fewer,
 /// so that the stages compute at the same time.
+///
+/// Every rank makes the same calls, also of [`fork`](Self::fork), [`truncate`](Self::truncate) and [`clear`](Self::clear).
 ///
 /// It owns its shard of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
@@ -152,7 +154,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             pass.recorded = match collectives {
                 Ok(collectives) => recording.map(|recording| (recording, collectives)),
                 Err(error) => {
-                    tracing::warn!(%error, sequences = tokens.len(), "cannot capture a pass in a CUDA graph; passes run without one from now on");
+                    tracing::warn!(%error, sequences = tokens.len(), "cannot capture a pass in a CUDA graph; no more are captured");
                     None
                 }
             };
@@ -174,8 +176,9 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never captured.
     ///
     /// # Errors
-    /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; otherwise
-    /// the errors of [`Llama::forward`].
+    /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; a
+    /// [`RequestError::CacheFull`] or [`RequestError::NoFreePages`] if there is no room for the tokens; otherwise the errors of
+    /// [`Llama::forward`]. The sequences are then as before.
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let sequences = pairs.len();
         if pairs.iter().any(|(_, tokens)| tokens.len() != 1) {
@@ -239,9 +242,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.cache.truncate(sequence, length);
     }
 
-    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`: for prompts with a common prefix,
-    /// and for several answers to one prompt. The sequences share memory, and nothing is copied before one of them appends to a
-    /// page that is partly filled.
+    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`, as [`KvCache::fork`] does: for prompts
+    /// with a common prefix, and for several answers to one prompt.
     ///
     /// # Errors
     /// Returns an error if there is no such sequence, or `from` holds fewer positions.
