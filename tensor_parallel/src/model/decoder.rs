@@ -24,7 +24,8 @@ use crate::tensor::Tensor;
 /// time, and is replayed from then on, for any n sequences: one launch in place of hundreds, with the same result. Each n has its
 /// own graph and memory. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL keeps the
 /// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another. Graphs stay valid
-/// whatever happens to sequences and pages. Passes through several pipeline stages are not captured, because the stages process different parts of them.
+/// whatever happens to sequences and pages. Passes through several pipeline stages are not captured, because the stages process
+/// different parts of them.
 ///
 /// With P pipeline stages, the sequences of a pass are divided into P micro-batches, or one for each sequence if there are fewer,
 /// so that the stages compute at the same time.
