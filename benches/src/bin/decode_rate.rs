@@ -3,12 +3,14 @@
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
 //! [--prompt 512] [--passes 50] [--prefill 128,512] [--chunk 256] [--nodes 1,8] [--json FILE]
-//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--chunk` it then measures passes in
-//! which sequences of different lengths get a token each and another one gets so many tokens of its prompt, next to two passes that do
-//! one of these each. The logits must agree as above. With `--nodes` it then prints
+//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints
 //! the kernels in the graph of a pass, for each of these numbers of sequences, on rank 0: the time of each, the gap before it, what it
 //! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt,
 //! or the passes of N sequences, until it is killed. It prints the microseconds of each.
+//!
+//! `--chunk 256` measures three passes: N sequences of different lengths get a token each; one more sequence gets 256 tokens of its
+//! prompt; all get theirs in one pass. The logits of the third pass must agree with those of the first two.
+//!
 //! Without `--model`, the layers have the shapes of an 8-billion-parameter Llama (436 MB per layer) and random weights. All sequences
 //! hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. With `RYZ_MODEL__NUMERICS=invariant`
 //! their bits must agree. It prints a digest of the first sequence's logits. `benches/peers/hugging_face.py` is the program to compare

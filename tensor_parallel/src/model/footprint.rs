@@ -84,7 +84,8 @@ fn vocabulary_share(config: &LlamaConfig, world_size: usize) -> usize {
 }
 
 /// Returns the maximum bytes of the tensors that are alive at the same time on one rank in a pass of `rows` tokens of `logits` sequences
-/// of at most `positions` positions, which returns a row of logits for each: see `Block::forward` and `Llama::pass`. Returns `None` on overflow.
+/// of at most `positions` positions, which returns a row of logits for each: see `Block::forward` and `Llama::pass`. Returns `None` on
+/// overflow.
 fn pass(
     config: &LlamaConfig,
     world_size: usize,

@@ -239,14 +239,14 @@ impl Cuda {
             // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
             // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before the
             // previous kernel has ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
-            // was made as `Compute::attention` and `SlotMapping::push` say, and otherwise have any value. The counters are used in the order of the stream, and
-            // zero after.
+            // was made as `Compute::attention` and `SlotMapping::push` say, and otherwise have any value. The counters
+            // are used in the order of the stream, and zero after.
             return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };
         }
         let mut append = begin("append")?;
         append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
-        // SAFETY: a block reads the position, page table and rotations of one row, and one key and value head of the input, and writes them to
-        // that slot of the cache, which was checked as above.
+        // SAFETY: a block reads the position, page table and rotations of one row, and one key and value head of the input, and writes
+        // them to that slot of the cache, which was checked as above.
         unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
         let tiles = (run * group).div_ceil(variant.queries(head_dim)) as u32;
         let mut prefill = begin("prefill")?;
