@@ -22,10 +22,6 @@ bench-peers python:
     cargo build --release
     {{python}} benches/peers/collectives.py target/release/ryz
 
-# The instructions of a small all-reduce, which hardly depend on the machine's load; needs valgrind.
-instructions:
-    scripts/instructions
-
 # Gradients reduced in buckets during a backward pass.
 bench-overlap ranks:
     cargo build --release

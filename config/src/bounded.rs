@@ -3,7 +3,6 @@
 use crate::ValueError;
 use crate::duration::LONGEST;
 use crate::setting::{Setting, public_setting};
-use serde::Serializer;
 use std::time::Duration;
 
 macro_rules! bounded {
@@ -41,10 +40,6 @@ macro_rules! bounded {
 
             fn show(&self) -> String {
                 self.0.show()
-            }
-
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                Setting::serialize(&self.0, serializer)
             }
         }
 

@@ -7,13 +7,11 @@ use crate::{
     NcclConfig, OtlpConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, SecurityConfig,
     Source, TcpConfig, ValueError,
 };
-use serde::{Deserialize, Serialize};
 
 /// All settings.
 ///
 /// Comes from [`Config::load`], or from [`Config::default`] and assignments. It needs no further validation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// `[job]`
     pub job: JobConfig,
@@ -42,7 +40,6 @@ pub struct Config {
     /// `[model]`
     pub model: ModelConfig,
     /// Sources of the values; see [`Config::source_of`].
-    #[serde(skip)]
     pub provenance: Provenance,
 }
 

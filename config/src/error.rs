@@ -112,23 +112,6 @@ pub struct ValueError {
     pub(crate) why: Option<String>,
 }
 
-impl ValueError {
-    /// Returns the invalid value, quoted, or a description of one that is not a scalar, such as `a table`.
-    pub fn found(&self) -> &str {
-        &self.found
-    }
-
-    /// Returns the expected kind of value. It completes the sentence "expected …".
-    pub fn expected(&self) -> &'static str {
-        self.expected
-    }
-
-    /// Returns an example of a valid value.
-    pub fn example(&self) -> &'static str {
-        self.example
-    }
-}
-
 impl fmt::Display for ValueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "expected {}, such as `{}`, not {}", self.expected, self.example, self.found)?;

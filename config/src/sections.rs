@@ -32,13 +32,11 @@ macro_rules! section {
         }
     ) => {
         $(#[doc = $section_doc])+
-        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-        #[serde(default, deny_unknown_fields)]
+        #[derive(Clone, Debug, PartialEq)]
         pub struct $type {
             $(
                 $(#[doc = $doc])+
                 #[doc = concat!("\n\nDefault: `\"", $default, "\"`.")]
-                #[serde(with = "crate::setting::as_setting")]
                 pub $field: $kind,
             )+
             $( $(#[doc = $inner_doc])+ pub $inner: $inner_type, )?

@@ -1,9 +1,6 @@
 //! Values as text: one syntax for the file, the environment, flags and `ryz config show`.
 
 use crate::ValueError;
-use serde::de::{self, Deserializer, Visitor};
-use serde::ser::Serializer;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -22,11 +19,6 @@ pub(crate) trait Setting: Sized {
 
     /// Returns the text that [`Setting::read`] parses to the same value.
     fn show(&self) -> String;
-
-    /// Serializes the value as text. Numbers and booleans override this, so that JSON and TOML show them unquoted.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.show())
-    }
 
     fn parse(text: &str) -> Result<Self, ValueError> {
         Self::read(text).map_err(|why| {
@@ -59,17 +51,10 @@ impl<T: Setting> Setting for Option<T> {
     fn show(&self) -> String {
         self.as_ref().map(T::show).unwrap_or_default()
     }
-
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Some(value) => value.serialize(serializer),
-            None => serializer.serialize_none(),
-        }
-    }
 }
 
 macro_rules! from_str_settings {
-    ($($kind:ty: $expected:literal, $example:literal $(, $serialize:ident as $bare:ty)?;)+) => {$(
+    ($($kind:ty: $expected:literal, $example:literal;)+) => {$(
         impl Setting for $kind {
             const EXPECTED: &'static str = $expected;
             const EXAMPLE: &'static str = $example;
@@ -81,20 +66,16 @@ macro_rules! from_str_settings {
             fn show(&self) -> String {
                 self.to_string()
             }
-
-            $(fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.$serialize(<$bare>::from(*self))
-            })?
         }
     )+};
 }
 
 from_str_settings! {
-    bool: "true or false", "true", serialize_bool as bool;
-    u32: "a whole number from 0 to 4294967295", "4", serialize_u32 as u32;
-    u64: "a whole number from 0 to 18446744073709551615", "42", serialize_u64 as u64;
-    f32: "a number", "0.5", serialize_f32 as f32;
-    NonZeroU32: "a whole number from 1 to 4294967295", "4", serialize_u32 as u32;
+    bool: "true or false", "true";
+    u32: "a whole number from 0 to 4294967295", "4";
+    u64: "a whole number from 0 to 18446744073709551615", "42";
+    f32: "a number", "0.5";
+    NonZeroU32: "a whole number from 1 to 4294967295", "4";
     IpAddr: "an IP address", "10.0.0.1";
     SocketAddr: "an IP address and a port", "127.0.0.1:9090";
 }
@@ -125,77 +106,7 @@ impl Setting for PathBuf {
     }
 }
 
-/// Serialization of a field as its setting, for `#[serde(with)]`.
-pub(crate) mod as_setting {
-    use super::{Deserializer, Serializer, Setting, TextVisitor, de};
-
-    pub(crate) fn serialize<T: Setting, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
-        value.serialize(serializer)
-    }
-
-    pub(crate) fn deserialize<'de, T: Setting, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-        T::parse(&deserializer.deserialize_any(TextVisitor(T::EXPECTED))?).map_err(de::Error::custom)
-    }
-}
-
-/// Reads any scalar as the text that a user would write.
-struct TextVisitor(&'static str);
-
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<String, E> {
-        Ok(value.to_string())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<String, E> {
-        Ok(value.to_string())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<String, E> {
-        Ok(value.to_string())
-    }
-
-    // The only floating-point settings are f32. Shown as f64, 0.1 would have more digits.
-    fn visit_f32<E>(self, value: f32) -> Result<String, E> {
-        Ok(value.to_string())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<String, E> {
-        Ok(value.to_string())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<String, E> {
-        Ok(value.to_owned())
-    }
-
-    fn visit_none<E>(self) -> Result<String, E> {
-        Ok(String::new())
-    }
-
-    fn visit_unit<E>(self) -> Result<String, E> {
-        Ok(String::new())
-    }
-
-    /// Reads a table as lines.
-    fn visit_map<A: de::MapAccess<'de>>(self, mut table: A) -> Result<String, A::Error> {
-        let mut lines = String::new();
-        while let Some((name, value)) = table.next_entry::<String, String>()? {
-            lines.extend([name.as_str(), "=", value.as_str(), "\n"]);
-        }
-        Ok(lines)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-/// Implements `FromStr`, `Display`, `Serialize` and `Deserialize` for a public type, by its [`Setting`].
+/// Implements `FromStr` and `Display` for a public type, by its [`Setting`].
 macro_rules! public_setting {
     ($kind:ty) => {
         impl std::str::FromStr for $kind {
@@ -209,18 +120,6 @@ macro_rules! public_setting {
         impl std::fmt::Display for $kind {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad(&$crate::setting::Setting::show(self))
-            }
-        }
-
-        impl serde::Serialize for $kind {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                $crate::setting::Setting::serialize(self, serializer)
-            }
-        }
-
-        impl<'de> serde::Deserialize<'de> for $kind {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                $crate::setting::as_setting::deserialize(deserializer)
             }
         }
     };

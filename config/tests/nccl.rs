@@ -60,9 +60,6 @@ fn the_map_is_passed_on_as_it_is_from_a_table_and_from_text() {
     let spaces = with_file("[nccl.env]\nNCCL_DEBUG_FILE = \"/var/my logs/x\"\n", &[]).expect("loads");
     assert_eq!(spaces.nccl.env.get("NCCL_DEBUG_FILE"), Some("/var/my logs/x"));
     assert_eq!(spaces.nccl.env.to_string().parse(), Ok(spaces.nccl.env.clone()), "what is shown reads back");
-    let json = "{\"nccl\": {\"env\": {\"NCCL_DEBUG\": \"INFO\"}}}";
-    let config: Config = serde_json::from_str(json).expect("a map in JSON");
-    assert_eq!(config.nccl.env.get("NCCL_DEBUG"), Some("INFO"));
     let flag = with_file(TABLE, &[("nccl.env", "NCCL_DEBUG=WARN")]).expect("loads");
     assert_eq!(missing(&flag, &[]), [("NCCL_DEBUG".into(), "WARN".into())], "a flag replaces the table");
 }

@@ -124,8 +124,6 @@ fn bounds_hold_however_a_value_is_made() {
     assert!(Temperature::new(-0.1).is_err() && Temperature::new(f32::INFINITY).is_err());
     assert!(Fraction::new(1.1).is_err() && Fraction::new(f32::NAN).is_err() && Fraction::new(1.0).is_ok());
     assert!(Timeout::new(Duration::ZERO).is_err() && Timeout::new(Duration::MAX).is_err());
-    assert!(serde_json::from_str::<WorldSize>("0").is_err());
-    assert!(serde_json::from_str::<Fraction>("2.0").is_err());
     assert_eq!(
         Fraction::new(2.0).unwrap_err().to_string(),
         "expected a number more than 0 and at most 1, such as `0.9`, not `2`"
@@ -153,7 +151,6 @@ proptest! {
     fn every_size_reads_back(bytes: u64, zeros in 0u32..50) {
         let size = ByteSize::bytes(bytes >> zeros << zeros);
         prop_assert_eq!(size.to_string().parse(), Ok(size));
-        prop_assert_eq!(serde_json::from_str::<ByteSize>(&serde_json::to_string(&size).unwrap()).unwrap(), size);
     }
 
     #[test]
@@ -170,8 +167,6 @@ proptest! {
         prop_assert_eq!(Fraction::new(value).unwrap().to_string().parse(), Fraction::new(value));
         let temperature = Temperature::new(value * 100.0).unwrap();
         prop_assert_eq!(temperature.to_string().parse(), Ok(temperature));
-        let json = serde_json::to_string(&temperature).unwrap();
-        prop_assert_eq!(serde_json::from_str::<Temperature>(&json).unwrap(), temperature);
     }
 
     #[test]

@@ -60,12 +60,6 @@ fn an_all_reduce_runs_beside_other_work() {
 }
 
 #[test]
-fn async_code_awaits_collectives() {
-    let expected = [0, 1, 2].map(|rank| format!("rank {rank}: the sum is 3"));
-    assert_eq!(lines("examples/await_work", &[]), expected);
-}
-
-#[test]
 fn an_own_tensor_is_a_buffer() {
     let expected = [0, 1].map(|rank| format!("rank {rank}: 2 x 3 of 2"));
     assert_eq!(lines("examples/own_tensor", &[]), expected);

@@ -14,7 +14,7 @@ use crate::membership::capability::Capability;
 use crate::membership::roster::Member;
 use crate::membership::store::Store;
 use crate::paths::tuned::TunedRange;
-use crate::stream::StreamBackend;
+use crate::stream::StreamGroup;
 use crate::types::backend_kind::BackendKind;
 use crate::types::rank::{LocalRank, Rank};
 
@@ -78,7 +78,7 @@ impl GroupSpec<'_> {
 /// A backend of a group: its calls finish on host memory before they return, or run on streams of a GPU.
 pub(crate) enum AnyBackend {
     Host(Box<dyn Backend>),
-    Stream(Box<dyn StreamBackend>),
+    Stream(Box<StreamGroup>),
 }
 
 impl AnyBackend {
@@ -96,14 +96,14 @@ impl AnyBackend {
         }
     }
 
-    pub(crate) fn stream(&self) -> Option<&dyn StreamBackend> {
+    pub(crate) fn stream(&self) -> Option<&StreamGroup> {
         match self {
             Self::Host(_) => None,
             Self::Stream(backend) => Some(&**backend),
         }
     }
 
-    pub(crate) fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
+    pub(crate) fn stream_mut(&mut self) -> Option<&mut StreamGroup> {
         match self {
             Self::Host(_) => None,
             Self::Stream(backend) => Some(&mut **backend),

@@ -67,7 +67,7 @@ mod types;
 pub use device::buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use error::{Error, Result};
 pub use group::buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
-pub use group::work::{Work, WorkFuture};
+pub use group::work::Work;
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup, WireType};
 pub use manager::ProcessGroupManager;
 pub use membership::capability::{Capability, ComponentVersion, Exclusive};

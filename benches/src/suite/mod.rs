@@ -23,7 +23,6 @@ use ryzanstein_process_group::paths::PathChoice;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::measure::{Case, Collective, CollectiveForm, Figures, Summary};
 use paths::paths_of;
@@ -127,10 +126,9 @@ pub struct Row {
     /// The round of the variants, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round: Option<usize>,
-    /// The reasons for the path of the calls, and against each other one: the keys `reason` and `rejected`. `None` for a single
-    /// rank.
-    #[serde(flatten)]
-    pub why: Option<Value>,
+    /// The reason for the path of the calls. `None` for a single rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// The operation.
     #[serde(skip)]
     pub what: Collective,
@@ -183,7 +181,7 @@ impl Row {
             graph: false,
             variant: None,
             round: None,
-            why: None,
+            reason: None,
             what: case.what,
             latency,
             host_us,
@@ -193,9 +191,7 @@ impl Row {
 
     /// Adds the reasons for the path of the calls, and their expected time: on GPUs by the bandwidth of a link.
     fn explain(&mut self, case: &Case, choice: &PathChoice, link_gbs: Option<f64>) {
-        let rejected = choice.rejected.iter();
-        let rejected = rejected.map(|(path, reason)| json!({ "path": path.to_string(), "reason": reason }));
-        self.why = Some(json!({ "reason": choice.reason, "rejected": rejected.collect::<Vec<_>>() }));
+        self.reason = Some(choice.reason.clone());
         let (operation, count) = (case.what.operation(case.reduction), case.count(self.world_size));
         let on_gpus =
             |gbs| link::gpu_seconds(choice.path, operation, case.dtype, self.world_size, count, gbs);

@@ -63,12 +63,28 @@ pub mod refusal {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JoinRequest {
+    /// 0: the current one.
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(uint32, tag = "2")]
+    pub world_size: u32,
+    /// The version of the program, which all ranks share.
+    #[prost(string, tag = "3")]
+    pub version: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub timeout_ms: u64,
+    /// A Participant in MessagePack: what the process says of itself.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub participant: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinReply {
     #[prost(message, optional, tag = "1")]
     pub refusal: ::core::option::Option<Refusal>,
     #[prost(uint32, tag = "2")]
     pub rank: u32,
-    /// An encoded Roster: the same bytes for everyone, encoded once.
+    /// A Joined in MessagePack: the members and their backend. The same bytes for everyone, encoded once.
     #[prost(bytes = "bytes", tag = "3")]
     pub roster: ::prost::bytes::Bytes,
 }
@@ -225,7 +241,7 @@ pub mod control_client {
         /// Waits until every rank has joined, and gives all of them the same roster.
         pub async fn join(
             &mut self,
-            request: impl tonic::IntoRequest<crate::control::JoinRequest>,
+            request: impl tonic::IntoRequest<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinReply>, tonic::Status> {
             self.inner
                 .ready()
@@ -372,7 +388,7 @@ pub mod control_server {
         /// Waits until every rank has joined, and gives all of them the same roster.
         async fn join(
             &self,
-            request: tonic::Request<crate::control::JoinRequest>,
+            request: tonic::Request<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinReply>, tonic::Status>;
         /// Stores a value, replacing an older one.
         async fn set(
@@ -479,9 +495,7 @@ pub mod control_server {
                 "/ryzanstein.control.v1.Control/Join" => {
                     #[allow(non_camel_case_types)]
                     struct JoinSvc<T: Control>(pub Arc<T>);
-                    impl<
-                        T: Control,
-                    > tonic::server::UnaryService<crate::control::JoinRequest>
+                    impl<T: Control> tonic::server::UnaryService<super::JoinRequest>
                     for JoinSvc<T> {
                         type Response = super::JoinReply;
                         type Future = BoxFuture<
@@ -490,7 +504,7 @@ pub mod control_server {
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<crate::control::JoinRequest>,
+                            request: tonic::Request<super::JoinRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {

@@ -13,7 +13,7 @@ use ryzanstein_process_group::{AdmissionToken, HalfOpen, Secret};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::handshake;
@@ -68,7 +68,7 @@ impl Acceptor {
         security: Security,
         config: &RendezvousConfig,
         counts: Arc<ConnectionCounts>,
-    ) -> (Self, Incoming) {
+    ) -> (Self, ReceiverStream<io::Result<AuthenticatedStream>>) {
         let (admitted, incoming) = mpsc::channel(64);
         let acceptor = Self {
             secret,
@@ -78,7 +78,7 @@ impl Acceptor {
             counts,
             admitted,
         };
-        (acceptor, Incoming(incoming))
+        (acceptor, ReceiverStream::new(incoming))
     }
 
     fn counts(&self) -> Arc<ConnectionCounts> {
@@ -186,16 +186,5 @@ impl AsyncWrite for AuthenticatedStream {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
-    }
-}
-
-/// The authenticated connections, in the form that tonic serves.
-pub(super) struct Incoming(mpsc::Receiver<io::Result<AuthenticatedStream>>);
-
-impl Stream for Incoming {
-    type Item = io::Result<AuthenticatedStream>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx)
     }
 }

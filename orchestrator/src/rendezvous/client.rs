@@ -383,11 +383,10 @@ impl Rendezvous for Client {
         let Identity { rank, local_rank, node_rank, world_size, epoch } = self.inner.identity.clone();
         let wait = until(deadline);
         let participant = Participant { rank, local_rank, node_rank, candidate };
-        let request = codec::join_request(participant, epoch, world_size, wait);
+        let request = codec::join_request(&participant, epoch, world_size, wait);
         let reply = self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.join(request).await })?;
         refused(reply.refusal)?;
-        let joined =
-            codec::decode_roster(&reply.roster).map_err(|error| Error::Rendezvous(error.to_string()))?;
+        let joined = codec::decode_roster(&reply.roster).map_err(Error::Rendezvous)?;
         let rank = Rank(reply.rank);
         let _ = self.inner.joined.set((rank, joined.roster.epoch));
         Ok(Membership {

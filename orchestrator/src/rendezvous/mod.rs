@@ -14,7 +14,6 @@ mod host;
 pub mod listen;
 #[doc(hidden)]
 pub mod placement;
-mod roster_body;
 pub(crate) mod secret;
 mod server;
 

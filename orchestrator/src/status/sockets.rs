@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt::socket_peercred;
 use socket2::{Domain, SockAddr, Socket, Type};
+use tempfile::TempPath;
 
 use crate::rendezvous::Environment;
 
@@ -48,8 +49,8 @@ pub(super) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Listens in the folder. Only this user can connect to the socket that is returned.
-pub(super) fn listen(folder: &Path) -> io::Result<(PathBuf, UnixListener)> {
+/// Listens in the folder. Only this user can connect to the socket, whose name goes when the first result is dropped.
+pub(super) fn listen(folder: &Path) -> io::Result<(TempPath, UnixListener)> {
     let prefix = format!("{PREFIX}{}-", std::process::id());
     // Under another name first: a client that finds the name finds a socket that listens.
     let unfinished = tempfile::Builder::new().prefix(&prefix).suffix(".new").make_in(folder, |path| {
@@ -61,7 +62,7 @@ pub(super) fn listen(folder: &Path) -> io::Result<(PathBuf, UnixListener)> {
     })?;
     let path = unfinished.path().with_extension(EXTENSION);
     let listener = unfinished.persist_noclobber(&path)?;
-    Ok((path, listener))
+    Ok((TempPath::try_from_path(path)?, listener))
 }
 
 /// Returns the sockets of this user with a listener. Those that a killed launcher left are removed. Empty if there is no folder.
@@ -119,7 +120,7 @@ mod tests {
         let (first, _listens) = listen(folder.path()).unwrap();
         let (second, _listens_too) = listen(folder.path()).unwrap();
         assert_eq!(std::fs::metadata(&first).unwrap().permissions().mode() & 0o777, 0o600);
-        let mut both = [first, second];
+        let mut both = [first.to_path_buf(), second.to_path_buf()];
         both.sort();
         assert_eq!(live(folder.path()).unwrap(), both, "a process may serve two");
     }
@@ -131,13 +132,14 @@ mod tests {
         assert_eq!(live(&folder.join("none")).unwrap().len(), 0, "no folder, no jobs");
         let (served, _listener) = listen(folder).unwrap();
         let (left, listener) = listen(folder).unwrap();
+        let left = left.keep().unwrap();
         drop(listener);
         let other =
             [folder.join("ryz-1-note.sock"), folder.join("other.sock"), folder.join("ryz-1-link.sock")];
         std::fs::write(&other[0], "not a socket").unwrap();
         drop(UnixListener::bind(&other[1]).unwrap());
         std::os::unix::fs::symlink(&other[1], &other[2]).unwrap();
-        assert_eq!(live(folder).unwrap(), [served]);
+        assert_eq!(live(folder).unwrap(), [served.to_path_buf()]);
         assert!(!left.exists() && other.iter().all(|path| path.symlink_metadata().is_ok()));
     }
 

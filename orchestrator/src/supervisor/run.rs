@@ -142,7 +142,7 @@ impl<'a> Supervisor<'a> {
         let mut lifeline_closed = watch(lifeline).map_err(LaunchError::system(
             "no thread for the launcher's lifeline; raise `ulimit -u`, or the container's limit on processes",
         ))?;
-        let mut endpoint = self.serve_status();
+        let endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
 
@@ -182,16 +182,13 @@ impl<'a> Supervisor<'a> {
                     None => continue,
                 },
                 () = until(due) => Some(Event::Tick),
-                question = asked(endpoint.as_mut()) => {
+                question = asked(endpoint.as_ref()) => {
                     question.answer(&self.status());
                     continue;
                 }
                 _ = look.tick() => {
                     self.follow(launcher);
                     self.look();
-                    if let Some(Err(error)) = endpoint.as_mut().map(Endpoint::renew) {
-                        tell(&format!("the socket of `ryz status` has gone: {error}"));
-                    }
                     let nodes = self.job.config.launch.nnodes.get();
                     let server = self.rendezvous.server.as_ref().filter(|_| self.cut_off.is_none());
                     let counts = server.into_iter().flat_map(|server| node_heartbeat::counts(server, nodes));
@@ -700,7 +697,7 @@ fn watch(
 }
 
 /// Resolves at a request for the state of the job.
-async fn asked(endpoint: Option<&mut Endpoint>) -> Question {
+async fn asked(endpoint: Option<&Endpoint>) -> Question {
     match endpoint {
         Some(endpoint) => endpoint.asked().await,
         None => std::future::pending().await,

@@ -18,7 +18,7 @@ use crate::membership::store::{Store, group_key};
 use crate::observe::profile::Profile;
 use crate::observe::recorder::{FlightRecorder, Recorder};
 use crate::paths::Path;
-use crate::stream::{self, StreamBackend, StreamCapture, StreamWork};
+use crate::stream::{self, StreamCapture, StreamGroup, StreamWork};
 use crate::types::deadline;
 use crate::types::dtype::DType;
 use crate::types::operation::{CallFingerprint, Operation};
@@ -215,7 +215,7 @@ impl GroupInner {
 
     /// Ends the capture.
     pub(super) fn end_capture(&self) -> Option<Arc<StreamCapture>> {
-        lock(&self.core).backend.stream_mut().map(StreamBackend::end_capture)
+        lock(&self.core).backend.stream_mut().map(StreamGroup::end_capture)
     }
 
     /// Repeats captured calls, the last of which is collective number `sequence`.

@@ -44,9 +44,31 @@ pub struct Candidate {
     /// The address at which its data plane listens, if it has one.
     pub data_address: Option<SocketAddr>,
     /// The configured backend.
+    #[serde(with = "as_text")]
     pub wanted: BackendChoice,
     /// The backends that it could use.
     pub capabilities: Vec<Capability>,
+}
+
+/// Serializes a setting as its text.
+mod as_text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    pub(super) fn serialize<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// One rank of the roster.

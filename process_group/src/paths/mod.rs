@@ -1,8 +1,7 @@
-//! The path of a call, and the reasons against the other paths: one table for each group. Pure.
+//! The path of a call, and the reason for it: one table for each group. Pure.
 //!
 //! A table is data: the paths of a group, rules in order of preference, and the decision where no rule applies. The first rule that
-//! fits a call decides it; a forced path, or an algorithm that the user demands, comes before all rules. [`PathChoice`] contains
-//! the reason for a path and the reasons against each other one.
+//! fits a call decides it; a forced path, or an algorithm that the user demands, comes before all rules.
 //!
 //! `host` has the costs of links, by which calls on host memory are chosen, and `gpu` the limits for the memory of GPUs. A new path
 //! needs a new variant of [`Path`], its rules, and the backend that implements it.
@@ -27,6 +26,7 @@ use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
 use crate::types::dtype::DType;
 use crate::types::operation::{Operation, ReduceOp};
+use crate::types::units;
 pub(crate) use rule::{Condition, Rule};
 
 pub use crate::schedule::Algorithm;
@@ -158,15 +158,13 @@ impl Query {
     }
 }
 
-/// A chosen path, and the reasons.
+/// A chosen path, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PathChoice {
     /// The path.
     pub path: Path,
     /// The reason for this path.
     pub reason: String,
-    /// Every other path of the group, with the reason against it.
-    pub rejected: Vec<(Path, String)>,
     /// The time that the cost model expects; `None` for paths on the memory of GPUs.
     pub expected: Option<Duration>,
 }
@@ -321,7 +319,7 @@ impl PathTable {
         self.decide(&Query { operation, dtype, count, world_size: self.world_size }).0
     }
 
-    /// Returns the path with the reasons.
+    /// Returns the path with the reason.
     pub(crate) fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
         let query = Query { operation, dtype, count, world_size: self.world_size };
         let (path, because) = self.decide(&query);
@@ -334,7 +332,8 @@ impl PathTable {
                 format!("no other path has {}", operation.name())
             }
             Decision::Cheapest => {
-                format!("the cost model expects the least time: {}", self.expected(path, &query))
+                let time = self.estimate(path, &query).unwrap_or_default();
+                format!("the cost model expects the least time: {}", units::time(time.as_secs_f64() * 1e6))
             }
         };
         if path == Path::Nccl
@@ -343,10 +342,7 @@ impl PathTable {
         {
             reason = format!("{reason}; {plan}");
         }
-        let others = self.paths.iter().filter(|other| **other != path);
-        let rejected = others.map(|other| (*other, self.why_not(*other, &query, path, because)));
-        let rejected = rejected.chain(self.unavailable.iter().cloned()).collect();
-        PathChoice { path, reason, rejected, expected: self.estimate(path, &query) }
+        PathChoice { path, reason, expected: self.estimate(path, &query) }
     }
 
     /// Returns true if an all-reduce of `count` elements and the following operations of a layer, a sum with the residual and a
@@ -386,48 +382,12 @@ impl PathTable {
         path.takes(query) && !(self.forced.is_some() && matches!(path, Path::PeerMemory(_)))
     }
 
-    fn why_not(&self, path: Path, query: &Query, chosen: Path, because: Decision) -> String {
-        if !path.takes(query) {
-            let told = if self.forced == Some(path) { "it is forced, but " } else { "" };
-            let of = if path.suits(query.operation) { format!(" of {}", query.dtype) } else { String::new() };
-            return format!("{told}it has no {}{of}", query.operation.name());
-        }
-        match because {
-            Decision::Forced => return format!("`{chosen}` is forced"),
-            Decision::Demanded => return format!("process_group.tcp.algorithm demands `{chosen}`"),
-            Decision::Rule(_) | Decision::Always(_) | Decision::Cheapest => {}
-        }
-        if let Some(forced) = self.forced.filter(|_| !self.is_eligible(path, query)) {
-            return format!("`{forced}` is forced, and calls that it does not have go over links");
-        }
-        // Rules before the deciding one did not fit; if none of them is for this path, the decision itself is the reason.
-        let decided = if let Decision::Rule(index) = because { index } else { self.rules.len() };
-        // A measured rule that does not fit is no reason against its path.
-        let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured);
-        // The rule that came nearest is the most informative.
-        let unmet = before.rev().max_by_key(|rule| rule.met(query)).and_then(|rule| rule.unmet(query));
-        match (because, unmet) {
-            (Decision::Cheapest, _) if path.is_costed() => {
-                format!("the cost model expects {}, which is no less", self.expected(path, query))
-            }
-            (_, Some(unmet)) => unmet,
-            (Decision::Rule(index), None) => format!("`{chosen}` comes first: {}", self.rules[index].because),
-            (_, None) => format!("`{chosen}` takes every call that no rule gives to another path"),
-        }
-    }
-
     /// Returns the cost model's estimate for a path.
     fn estimate(&self, path: Path, query: &Query) -> Option<Duration> {
         match &self.fallback {
             Fallback::Cheapest { model, hosts } => cost(path, query, model, hosts),
             Fallback::Always { .. } => None,
         }
-    }
-
-    /// Describes that estimate.
-    fn expected(&self, path: Path, query: &Query) -> String {
-        self.estimate(path, query)
-            .map_or_else(|| "nothing".to_owned(), |time| crate::types::units::time(time.as_secs_f64() * 1e6))
     }
 }
 

@@ -44,16 +44,6 @@ impl Rule {
     pub(super) fn holds(&self, query: &Query) -> bool {
         self.when.iter().all(|condition| condition.holds(query))
     }
-
-    /// Returns how many of the rule's conditions a call meets before the first that it does not meet.
-    pub(super) fn met(&self, query: &Query) -> usize {
-        self.when.iter().take_while(|condition| condition.holds(query)).count()
-    }
-
-    /// Returns the reason why the rule does not fit a call, if there is one.
-    pub(super) fn unmet(&self, query: &Query) -> Option<String> {
-        self.when.iter().find_map(|condition| condition.unmet(query))
-    }
 }
 
 impl Condition {
@@ -65,22 +55,6 @@ impl Condition {
             Self::BytesFrom(least) => query.bytes() >= least,
             Self::BytesUpTo(most) => query.bytes() <= most,
         }
-    }
-
-    /// Returns the reason why it does not hold, if there is one.
-    fn unmet(self, query: &Query) -> Option<String> {
-        if self.holds(query) {
-            return None;
-        }
-        Some(match self {
-            Self::Operation(name) => {
-                format!("preferred for {name} only, not for {}", query.operation.name())
-            }
-            Self::HalfReduction => "preferred for reductions of 16-bit floats only".to_owned(),
-            Self::NoHalfReduction => "not preferred for reductions of 16-bit floats".to_owned(),
-            Self::BytesFrom(least) => format!("{} are less than {}", bytes(query.bytes()), bytes(least)),
-            Self::BytesUpTo(most) => format!("{} are more than {}", bytes(query.bytes()), bytes(most)),
-        })
     }
 }
 

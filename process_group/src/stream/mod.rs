@@ -10,7 +10,6 @@
     reason = "calls are enqueued with the addresses of their buffers; each block says why it holds"
 )]
 
-mod backend;
 mod call_log;
 mod capture;
 mod control_mesh;
@@ -20,6 +19,7 @@ mod desync;
 pub(crate) mod fuzzing;
 mod messages;
 mod pending;
+mod side_call;
 mod timer;
 mod watchdog;
 mod workspace;
@@ -40,12 +40,12 @@ use crate::link::security::Channel;
 use crate::paths::{Path, PathTable};
 use crate::types::dtype::DType;
 use crate::types::operation::{CallFingerprint, Operation};
-pub(crate) use backend::{StreamBackend, StreamWork};
 use capture::Capture;
 pub(crate) use capture::StreamCapture;
 use control_mesh::ControlMesh;
 use control_message::ControlMessage;
-use messages::peer;
+use side_call::SideCall;
+pub(crate) use side_call::StreamWork;
 use timer::{CallTimer, Started, Throttle};
 use watchdog::{Called, CallerEvent};
 pub(crate) use watchdog::{GroupMembers, Monitored, Pending, Status, Watchdog};
@@ -114,8 +114,8 @@ pub(crate) trait Communicator: Send {
 }
 
 /// One rank's end of a group whose calls run on streams of a GPU.
-pub(crate) struct StreamGroup<C: Communicator> {
-    communicator: C,
+pub(crate) struct StreamGroup {
+    communicator: Box<dyn Communicator>,
     watchdog: Arc<Watchdog>,
     device: Device,
     /// The compute stream, and the stream of asynchronous calls.
@@ -135,10 +135,10 @@ pub(crate) struct StreamGroup<C: Communicator> {
     has_own_kernels: bool,
 }
 
-impl<C: Communicator> StreamGroup<C> {
+impl StreamGroup {
     /// Puts a communicator on the device's compute stream, and on a second stream for asynchronous calls.
     pub(crate) fn new(
-        communicator: C,
+        communicator: Box<dyn Communicator>,
         watchdog: Watchdog,
         device: &Device,
         link_gbs: Option<f64>,
@@ -367,7 +367,7 @@ fn refused(watchdog: &Watchdog, error: Error) -> Error {
     watchdog.status().failure_within(FAILURE_GRACE).unwrap_or(error)
 }
 
-impl<C: Communicator> Backend for StreamGroup<C> {
+impl Backend for StreamGroup {
     fn kind(&self) -> BackendKind {
         self.communicator.kind()
     }
@@ -401,12 +401,17 @@ impl<C: Communicator> Backend for StreamGroup<C> {
     }
 }
 
-impl<C: Communicator> StreamBackend for StreamGroup<C> {
-    fn device(&self) -> &Device {
+impl StreamGroup {
+    /// Returns the GPU whose memory contains the buffers of calls.
+    pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
+    /// Begins a call on a second stream, after the earlier work of the compute stream and in parallel with its later work.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
         let [compute, side] = self.streams.clone();
         self.device.bind()?;
         // Ordered after the computation of the input, and in parallel with later work.
@@ -423,7 +428,11 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         Ok((completion, Box::new(SideCall { watchdog, done, compute, fingerprint, sequence, deadline })))
     }
 
-    fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
+    /// Executes several calls, which the backend may combine; each gets a completion.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
         let compute = self.streams[COMPUTE].clone();
         self.watchdog.check()?;
         self.return_from_side()?;
@@ -437,7 +446,8 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
             .collect())
     }
 
-    fn begin_capture(&mut self, is_timed: bool) {
+    /// Captures the following calls into a graph, with events around some of them if it is timed.
+    pub(crate) fn begin_capture(&mut self, is_timed: bool) {
         if let Err(error) = self.join_side() {
             // The next call on the GPU reports it.
             tracing::debug!(%error, "asynchronous calls are not waited for before others are captured");
@@ -445,11 +455,16 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         self.capture = Some(Capture::new(is_timed));
     }
 
-    fn end_capture(&mut self) -> Arc<StreamCapture> {
+    /// Ends the capture, and returns the data with which the graph's launches are watched.
+    pub(crate) fn end_capture(&mut self) -> Arc<StreamCapture> {
         self.capture.take().unwrap_or_else(|| Capture::new(false)).finish()
     }
 
-    fn replay(
+    /// Watches a graph with captured calls. `launch` launches it on the compute stream, or reports that it could not.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn replay(
         &mut self,
         captured: &Arc<StreamCapture>,
         deadline: Instant,
@@ -472,7 +487,11 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         Ok(())
     }
 
-    fn synchronize(&mut self, deadline: Instant) -> Result<()> {
+    /// Waits until every enqueued call is done, at most until the deadline.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn synchronize(&mut self, deadline: Instant) -> Result<()> {
         let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
         // Other threads may enqueue more in the meantime: that is not waited for.
         compute.record(&self.streams[COMPUTE])?;
@@ -485,20 +504,23 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         Ok(())
     }
 
-    fn watchdog(&self) -> &Watchdog {
+    /// Returns the watchdog of the group.
+    pub(crate) fn watchdog(&self) -> &Watchdog {
         &self.watchdog
     }
 
-    fn timings(&self) -> Arc<dyn Timings> {
+    /// Returns the source of the times of enqueued calls.
+    pub(crate) fn timings(&self) -> Arc<dyn Timings> {
         Arc::clone(&self.marks.timer) as Arc<dyn Timings>
     }
 
-    fn link_gbs(&self) -> Option<f64> {
+    /// Returns the bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
+    pub(crate) fn link_gbs(&self) -> Option<f64> {
         self.link_gbs
     }
 }
 
-impl<C: Communicator> Drop for StreamGroup<C> {
+impl Drop for StreamGroup {
     fn drop(&mut self) {
         // This comes before memory is freed, which waits for the GPU: a call whose peers never arrived ends only with the
         // communicator.
@@ -511,33 +533,6 @@ impl<C: Communicator> Drop for StreamGroup<C> {
             }
             Ok(true)
         });
-    }
-}
-
-/// An asynchronous call in progress.
-struct SideCall {
-    watchdog: Arc<Watchdog>,
-    done: Event,
-    compute: Stream,
-    fingerprint: CallFingerprint,
-    sequence: u64,
-    deadline: Instant,
-}
-
-impl StreamWork for SideCall {
-    fn wait(&mut self) -> Result<()> {
-        let Self { watchdog, done, fingerprint, sequence, .. } = self;
-        let group = &watchdog.status().members.group;
-        let what = || format!("call {sequence} of group `{group}`, {fingerprint},");
-        watchdog.wait(what, peer(fingerprint), self.deadline, || Ok(done.is_done()?))
-    }
-
-    fn check(&self) -> Result<()> {
-        self.watchdog.check()
-    }
-
-    fn join(&mut self) -> Result<()> {
-        Ok(self.compute.wait_event(&self.done)?)
     }
 }
 

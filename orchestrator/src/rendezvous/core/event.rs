@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ryzanstein_process_group::{BackendSelection, Candidate, Epoch, LocalRank, Rank, Roster};
+use serde::{Deserialize, Serialize};
 
 /// Maximum number of bytes kept of each text of a failure report.
 pub(crate) const MAX_REPORT: usize = 4 << 10;
@@ -56,7 +57,7 @@ pub(crate) struct Join {
 }
 
 /// A process that wants to join.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Participant {
     /// Rank of the process; `None` to be assigned one.
     pub rank: Option<Rank>,
@@ -91,7 +92,7 @@ pub struct Report {
 }
 
 /// The data that every rank receives when all have joined.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Joined {
     /// The members of the job.
     pub roster: Roster,

@@ -14,7 +14,7 @@ use nvml_wrapper::enum_wrappers::device::{
     ComputeMode, EccCounter, MemoryError, P2pCapabilitiesIndex, P2pStatus, TemperatureSensor,
     TemperatureThreshold, TopologyLevel,
 };
-use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::structs::device::FieldId;
 use serde::Serialize;
 
@@ -272,18 +272,6 @@ impl Nvml {
         self.devices()
             .filter_map(|device| Some((device.uuid().ok()?, device.memory_info().ok()?.used)))
             .collect()
-    }
-
-    /// Returns the bytes that the process `pid` uses, over all GPUs; none if NVML does not list it. In a container, process numbers
-    /// may be those of the host, and then no process of the container is found.
-    pub fn memory_used_by(&self, pid: u32) -> Option<u64> {
-        let processes = self.devices().filter_map(|device| device.running_compute_processes().ok()).flatten();
-        let used =
-            processes.filter(|process| process.pid == pid).map(|process| match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => bytes,
-                UsedGpuMemory::Unavailable => 0,
-            });
-        used.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes))
     }
 
     fn devices(&self) -> impl Iterator<Item = Device<'_>> {

@@ -31,7 +31,7 @@ fn connect(
     channels: Vec<Option<Channel>>,
     (init, sharing, link_gbs): (&CommInit<'_>, Sharing<'_>, Option<f64>),
     deadline: Instant,
-) -> Result<(StreamGroup<PeerMemory<NcclLauncher>>, Arc<NcclComm>)> {
+) -> Result<(StreamGroup, Arc<NcclComm>)> {
     let status = Arc::new(Status::new(members));
     let comm = Arc::new(NcclComm::new(nccl, device, &status));
     let abort = match AbortWord::new(device) {
@@ -50,9 +50,9 @@ fn connect(
             // A member that gives up tells the watchdogs, not the store.
             let store = Watched { store: sharing.store, check: || status.check() };
             let sharing = Sharing { store: &store, ..sharing };
-            PeerMemory::new(nccl, device, &status.members, &sharing, &abort, deadline)
+            PeerMemory::new(Box::new(nccl), device, &status.members, &sharing, &abort, deadline)
         });
     // The other ranks learn the reason while the watchdog can still tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
-    Ok((StreamGroup::new(launcher, watchdog, device, link_gbs)?, comm))
+    Ok((StreamGroup::new(Box::new(launcher), watchdog, device, link_gbs)?, comm))
 }

@@ -37,8 +37,8 @@ use shared::{SharedMemory, Sharers, Told, obstacle};
 const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
 
 /// A communicator, and kernels of this crate in front of it if the ranks can share memory.
-pub(crate) struct PeerMemory<C> {
-    behind: C,
+pub(crate) struct PeerMemory {
+    behind: Box<dyn Communicator>,
     kernels: Option<Kernels>,
     paths: PathTable,
     has_clusters: bool,
@@ -57,14 +57,14 @@ pub(super) struct Sharing<'a> {
     pub(super) tuned: &'a [TunedRange],
 }
 
-impl<C: Communicator> PeerMemory<C> {
+impl PeerMemory {
     /// Tries to share memory, with the information that the ranks exchange in the store, unless some rank's user does not want it.
     /// If that is impossible, `behind` executes all calls, and the path table states the reason.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) fn new(
-        behind: C,
+        behind: Box<dyn Communicator>,
         device: &Device,
         members: &GroupMembers,
         Sharing { store, is_wanted, tuned }: &Sharing<'_>,
@@ -98,7 +98,7 @@ impl<C: Communicator> PeerMemory<C> {
     }
 }
 
-impl<C: Communicator> Communicator for PeerMemory<C> {
+impl Communicator for PeerMemory {
     fn kind(&self) -> BackendKind {
         self.behind.kind()
     }

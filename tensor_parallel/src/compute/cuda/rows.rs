@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
 use ryzanstein_process_group::DType;
 
 use super::kernels::{Kernels, Source};
@@ -12,12 +11,13 @@ use super::launch::{KernelCall, MOST_BLOCKS_Y, to_u32};
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::{Batch, DeviceBatch, Part, SlotMapping};
 use crate::compute::operations::HeadNorms;
+use crate::compute::shapes;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// Levels of the largest tree of `sum_of_leaves`.
-const MOST_LEVELS: u32 = LEAVES.ilog2();
+// `rows.cu` has this number too.
+const _: () = assert!(LEAVES == 8);
 
 /// Checks the operands of a norm: `y` and `out` are like `x`, and the weight is as long as a row.
 fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
@@ -36,53 +36,6 @@ fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<(
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
     let elements = 16 / x.dtype().size().max(weight.dtype().size());
     x.columns().div_ceil(elements).next_multiple_of(32).clamp(32, 1024) as u32
-}
-
-/// Terms `[count, rows, columns]` of a sum of leaves.
-#[derive(Clone, Copy)]
-struct Terms<'a> {
-    tensor: &'a Tensor,
-    count: usize,
-}
-
-/// `Terms` of `rows.cu`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct TermsOfKernel {
-    first: u64,
-    length: u64,
-    levels: u32,
-    odd: u32,
-}
-
-impl<'a> Terms<'a> {
-    /// Checks that the sum of the terms has the columns of `sum`, and rows of it from `first` on.
-    fn new(tensor: &'a Tensor, sum: &Tensor, first: usize) -> Result<Self> {
-        match *tensor.shape() {
-            [count, rows, columns]
-                if columns == sum.columns()
-                    && first + rows <= sum.rows()
-                    && count > 0
-                    && count.trailing_zeros() <= MOST_LEVELS
-                    && tensor.dtype() == DType::F32 =>
-            {
-                Ok(Self { tensor, count })
-            }
-            _ => Err(Error::shape_mismatch("sum of leaves", tensor, sum)),
-        }
-    }
-
-    /// Returns the number of elements of a term.
-    fn length(self) -> usize {
-        self.tensor.count() / self.count
-    }
-
-    fn add_to(self, call: &mut KernelCall<'a>, kernels: &Kernels) -> Result<()> {
-        let (first, levels) = (kernels.row_of(self.tensor, 0)?, self.count.trailing_zeros());
-        let odd = (self.count >> levels) as u32;
-        call.value(TermsOfKernel { first, length: self.length() as u64, levels, odd });
-        Ok(())
-    }
 }
 
 impl Kernels {
@@ -132,15 +85,17 @@ impl Kernels {
     /// # Errors
     /// Returns an error if the terms are not as long as `out`, or not `f32`.
     pub(super) fn sum_of_leaves(&self, terms: &Tensor, out: &mut Tensor, first: usize) -> Result<()> {
-        let terms = Terms::new(terms, out, first)?;
+        let [count, rows, columns] = shapes::sum_of_leaves(terms)?;
+        let leaves = 1 << count.trailing_zeros();
+        if columns != out.columns() || first + rows > out.rows() || leaves > LEAVES {
+            return Err(Error::shape_mismatch("sum of leaves", terms, out));
+        }
         let mut call = self.call(Source::Rows(out.dtype(), DType::F32), "sum_of_leaves");
-        let is_aligned = (first * out.columns()).is_multiple_of(4) || !terms.length().is_multiple_of(4);
-        assert!(is_aligned, "stores of four elements are aligned");
-        call.write_from(out, first)?;
-        terms.add_to(&mut call, self)?;
-        // SAFETY: the kernel reads the terms, and writes as many elements of `out` as each has, from row `first` on, four at
-        // a time if they are aligned: checked above.
-        unsafe { call.launch_over(terms.length()) }
+        call.write_from(out, first)?.read(terms)?.value((rows * columns) as u64);
+        call.value(to_u32("leaves", leaves)?).value(to_u32("trees", count / leaves)?);
+        // SAFETY: the kernel reads the `leaves` × `trees` terms, and writes as many elements of `out` as each has, from row `first` on:
+        // checked above.
+        unsafe { call.launch_over(rows * columns) }
     }
 
     /// Computes `out = x`, rounded to the type of `out`.

@@ -26,18 +26,13 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("indent", indent);
     environment.add_filter("replace", replace);
     environment.add_filter("truncate", truncate);
-    environment.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
-    environment.add_filter("striptags", minijinja_contrib::filters::striptags);
     environment.add_filter("wordcount", |text: &str| {
         text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty()).count()
     });
-    environment
-        .add_filter("center", |text: &str, width: Option<usize>| center(text, width.unwrap_or(80), ' '));
     environment.add_filter("trim", |text: &str, characters: Option<&str>| {
         strip(text, characters, true, true).to_owned()
     });
     environment.add_test("sequence", is_sequence);
-    environment.add_test("callable", is_callable);
 }
 
 pub(super) fn invalid(text: impl Into<String>) -> Error {
@@ -64,12 +59,6 @@ fn is_sequence(value: Value) -> bool {
         ValueKind::Iterable => value.len().is_some(),
         _ => false,
     }
-}
-
-/// Returns true for functions and macros.
-#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
-fn is_callable(value: Value) -> bool {
-    value.kind() == ValueKind::Plain || value.is_undefined()
 }
 
 /// Returns the arguments with these names, which may also be given by position. `none` counts as missing.
@@ -254,11 +243,6 @@ fn call_method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Val
 
 /// Calls a method of Python's texts. Returns `None` for those that the compatibility layer of the engine has right.
 fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    let fill = |fill: Option<&str>| match fill.map(|fill| (fill.chars().next(), fill.chars().count())) {
-        None => Ok(' '),
-        Some((Some(fill), 1)) => Ok(fill),
-        Some(_) => Err(invalid("the fill character must be exactly one character long")),
-    };
     Ok(Some(match name {
         "strip" | "lstrip" | "rstrip" => {
             let (characters,): (Option<&str>,) = from_args(args)?;
@@ -318,43 +302,9 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
             };
             Tuple::from(parts.map(Value::from)).into()
         }
-        "zfill" => {
-            let (width,): (usize,) = from_args(args)?;
-            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
-            let zeros = width.saturating_sub(text.chars().count());
-            format!("{sign}{}{digits}", "0".repeat(zeros)).into()
-        }
-        "ljust" | "rjust" | "center" => {
-            let (width, character): (usize, Option<&str>) = from_args(args)?;
-            let (character, missing) = (fill(character)?, width.saturating_sub(text.chars().count()));
-            match name {
-                "ljust" => format!("{text}{}", repeat(character, missing)),
-                "rjust" => format!("{}{text}", repeat(character, missing)),
-                _ => center(text, width, character),
-            }
-            .into()
-        }
         "title" => {
             let () = from_args(args)?;
             title(text).into()
-        }
-        "swapcase" => {
-            let () = from_args(args)?;
-            let swapped =
-                |c: char| if c.is_uppercase() { lower(c) } else { c.to_uppercase().collect::<String>() };
-            text.chars().map(swapped).collect::<String>().into()
-        }
-        "casefold" => {
-            let () = from_args(args)?;
-            text.to_lowercase().into()
-        }
-        "istitle" => {
-            let () = from_args(args)?;
-            (text.chars().any(char::is_alphabetic) && title(text) == text).into()
-        }
-        "isdecimal" => {
-            let () = from_args(args)?;
-            (!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())).into()
         }
         "find" | "rfind" | "index" | "rindex" | "count" => {
             let (wanted, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
@@ -451,15 +401,4 @@ fn title(text: &str) -> String {
         cased
     };
     text.chars().map(cased).collect()
-}
-
-fn repeat(c: char, count: usize) -> String {
-    std::iter::repeat_n(c, count).collect()
-}
-
-/// Centers a text as Python does, which puts an odd character on the left of a text of odd width.
-fn center(text: &str, width: usize, fill: char) -> String {
-    let missing = width.saturating_sub(text.chars().count());
-    let left = missing / 2 + (missing & width & 1);
-    format!("{}{text}{}", repeat(fill, left), repeat(fill, missing - left))
 }

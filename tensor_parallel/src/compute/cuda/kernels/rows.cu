@@ -44,56 +44,29 @@ extern "C" __global__ void add(ELEMENT* x, const OTHER* y, u64 count, u64 period
     }
 }
 
-// The sum of 2^LEVELS terms that are `length` elements apart, neighbours in pairs.
-template <int LEVELS, int N> __device__ __forceinline__ Pack<float, N> tree(const float* terms, u64 length) {
-    if constexpr (LEVELS == 0) {
-        return *(const Pack<float, N>*)terms;
-    } else {
-        Pack<float, N> sum = tree<LEVELS - 1, N>(terms, length);
-        const Pack<float, N> other = tree<LEVELS - 1, N>(terms + (length << (LEVELS - 1)), length);
-        for (int e = 0; e < N; e++) sum.of[e] += other.of[e];
-        return sum;
-    }
-}
-// Terms [odd << LEVELS, length] of a sum: neighbours are added in pairs, then the trees one after the other.
-struct Terms {
-    const float* first;
-    u64 length;
-    u32 levels, odd;
-};
-template <int N> __device__ __forceinline__ Pack<float, N> sum_of(const Terms& terms, u64 at) {
-    auto tree_at = [&](u32 t) {
-        const float* from = terms.first + at + ((u64)t << terms.levels) * terms.length;
-        switch (terms.levels) {
-            case 0: return tree<0, N>(from, terms.length);
-            case 1: return tree<1, N>(from, terms.length);
-            case 2: return tree<2, N>(from, terms.length);
-            default: return tree<3, N>(from, terms.length);
-        }
-    };
-    Pack<float, N> sum = tree_at(0);
-    for (u32 t = 1; t < terms.odd; t++) {
-        const Pack<float, N> other = tree_at(t);
-        for (int e = 0; e < N; e++) sum.of[e] += other.of[e];
-    }
-    return sum;
-}
+// As many terms as a tree can have.
+#define LEAVES 8
 
-// out = the sum of terms, rounded once.
-extern "C" __global__ void sum_of_leaves(ELEMENT* __restrict__ out, Terms terms) {
+// out = the sum of terms of `length` elements, rounded once. The terms of a tree are added in pairs of neighbours, then the sums of the trees
+// one after the other. `leaves` is a power of two.
+extern "C" __global__ void sum_of_leaves(ELEMENT* __restrict__ out, const float* terms, u64 length, u32 leaves, u32 trees) {
     wait_for_previous();
-    constexpr int N = 4;
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
-    if (terms.length % N == 0) {
-        for (u64 i = thread * N; i < terms.length; i += threads * N) {
-            const Pack<float, N> sum = sum_of<N>(terms, i);
-            Pack<ELEMENT, N> result;
-            for (int e = 0; e < N; e++) result.of[e] = narrow<ELEMENT>(sum.of[e]);
-            *(Pack<ELEMENT, N>*)(out + i) = result;
+    for (u64 i = thread; i < length; i += threads) {
+        float sum = 0.0f;
+        for (u32 t = 0; t < trees; t++) {
+            float sums[LEAVES];
+            #pragma unroll
+            for (u32 l = 0; l < LEAVES; l++) sums[l] = l < leaves ? terms[(u64)(t * leaves + l) * length + i] : 0.0f;
+            #pragma unroll
+            for (u32 step = 1; step < LEAVES; step *= 2) {
+                #pragma unroll
+                for (u32 l = 0; l < LEAVES; l += 2 * step) if (step < leaves) sums[l] += sums[l + step];
+            }
+            sum = t == 0 ? sums[0] : sum + sums[0];
         }
-        return;
+        out[i] = narrow<ELEMENT>(sum);
     }
-    for (u64 i = thread; i < terms.length; i += threads) out[i] = narrow<ELEMENT>(sum_of<1>(terms, i).of[0]);
 }
 
 // out = x in another type, rounded once.
