@@ -1,6 +1,5 @@
 //! `ryz bench`: measures collectives at many sizes, checks every value, and compares with the documented targets.
 
-mod compare;
 mod format;
 mod html;
 pub mod limits;
@@ -28,10 +27,9 @@ use crate::measure::{Case, Collective, CollectiveForm, Figures, Summary};
 use paths::paths_of;
 use ryzanstein_orchestrator::Orchestrator;
 
-pub use compare::{Change, Comparison, Earlier};
 pub use format::Format;
 pub use limits::{MOST_BYTES, MOST_CALLS};
-pub use recorded::{RecordedRow, RowKey, parse_rows};
+pub use recorded::{RecordedRow, parse_rows};
 pub use report::Report;
 pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
 pub use run::{Event, run};
@@ -198,21 +196,6 @@ impl Row {
         let expected = choice.expected.map(|time| time.as_secs_f64()).or_else(|| on_gpus(link_gbs?));
         self.expected_us = expected.map(|seconds| seconds * 1e6);
         self.expected_error_percent = self.expected_us.map(|us| (self.median_us / us - 1.0) * 100.0);
-    }
-
-    /// Returns the key of this row.
-    pub fn key(&self) -> RowKey {
-        RowKey {
-            op: self.op.clone(),
-            dtype: self.dtype.to_string(),
-            bytes: self.bytes,
-            world_size: self.world_size,
-            backend: self.backend.to_string(),
-            path: self.path.clone(),
-            graph: self.graph,
-            variant: self.variant.clone(),
-            round: self.round,
-        }
     }
 
     /// Returns the label of the curve to which this row belongs.

@@ -1,48 +1,19 @@
-//! Rows of an existing file: the lines of `--format json`. Pure.
+//! Rows of variants, from the lines that their ranks have written. Pure.
 
 use ryzanstein_process_group::Error;
 use serde::Deserialize;
 
-/// The identity of a row, and its figures that are compared.
+/// The part of a row that variants are compared by.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct RecordedRow {
-    /// The identity of the row.
-    #[serde(flatten)]
-    pub key: RowKey,
-    /// Median latency of the slowest rank in microseconds.
-    pub median_us: f64,
-    /// 25th percentile of the latency.
-    pub p25_us: f64,
-    /// 75th percentile of the latency.
-    pub p75_us: f64,
-    /// Number of timed calls.
-    pub calls: usize,
-}
-
-/// The identity of a row.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
-pub struct RowKey {
     /// The operation, as named in rows.
     pub op: String,
-    /// Element type.
-    pub dtype: String,
     /// Bytes of the whole array.
     pub bytes: usize,
-    /// Number of ranks.
-    pub world_size: usize,
-    /// The backend.
-    pub backend: String,
-    /// The path of the calls.
-    pub path: String,
-    /// True if a CUDA graph replayed the calls.
-    #[serde(default)]
-    pub graph: bool,
-    /// The variant, with `--vary`.
-    #[serde(default)]
+    /// The variant.
     pub variant: Option<String>,
-    /// The round of the variants.
-    #[serde(default)]
-    pub round: Option<usize>,
+    /// Median latency of the slowest rank in microseconds.
+    pub median_us: f64,
 }
 
 /// Parses the rows in the text of `file`, which `flag` names.

@@ -61,16 +61,12 @@ fn in_columns(lines: &[Line<'_>], variants: &[Variant], screen: Screen) -> Strin
 fn lines<'a>(rows: &'a [RecordedRow], variants: &[Variant]) -> Vec<Line<'a>> {
     let mut lines: Vec<Line<'a>> = Vec::new();
     for row in rows {
-        let Some(index) = variants.iter().position(|v| row.key.variant.as_deref() == Some(v.name)) else {
+        let Some(index) = variants.iter().position(|v| row.variant.as_deref() == Some(v.name)) else {
             continue;
         };
-        let is_it = |line: &Line<'_>| line.op == row.key.op && line.bytes == row.key.bytes;
+        let is_it = |line: &Line<'_>| line.op == row.op && line.bytes == row.bytes;
         let at = lines.iter().position(is_it).unwrap_or_else(|| {
-            lines.push(Line {
-                op: &row.key.op,
-                bytes: row.key.bytes,
-                medians: vec![Vec::new(); variants.len()],
-            });
+            lines.push(Line { op: &row.op, bytes: row.bytes, medians: vec![Vec::new(); variants.len()] });
             lines.len() - 1
         });
         lines[at].medians[index].push(row.median_us);
@@ -106,22 +102,10 @@ fn median(values: &[f64]) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::suite::Vary;
-    use crate::suite::recorded::RowKey;
     use ryzanstein_process_group::BackendKind;
 
-    fn row(bytes: usize, variant: &str, round: usize, median_us: f64) -> RecordedRow {
-        let key = RowKey {
-            op: "all_reduce".into(),
-            dtype: "f32".into(),
-            bytes,
-            world_size: 2,
-            backend: "nccl".into(),
-            path: "nccl".into(),
-            graph: false,
-            variant: Some(variant.into()),
-            round: Some(round),
-        };
-        RecordedRow { key, median_us, p25_us: median_us, p75_us: median_us, calls: 1 }
+    fn row(bytes: usize, variant: &str, median_us: f64) -> RecordedRow {
+        RecordedRow { op: "all_reduce".into(), bytes, variant: Some(variant.into()), median_us }
     }
 
     #[test]
@@ -129,13 +113,13 @@ mod tests {
         let variants = &Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants")[..3];
         // The machine is ten times as slow in the second round.
         let rows = [
-            row(1000, "nccl", 1, 10.0),
-            row(1000, "RING", 1, 20.0),
-            row(1000, "nccl", 2, 100.0),
-            row(1000, "RING", 2, 200.0),
-            row(1000, "nccl", 3, 11.0),
-            row(1000, "RING", 3, 22.0),
-            row(2000, "nccl", 1, 30.0),
+            row(1000, "nccl", 10.0),
+            row(1000, "RING", 20.0),
+            row(1000, "nccl", 100.0),
+            row(1000, "RING", 200.0),
+            row(1000, "nccl", 11.0),
+            row(1000, "RING", 22.0),
+            row(2000, "nccl", 30.0),
         ];
         let text = side_by_side(&rows, variants, Screen::PLAIN);
         let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();

@@ -8,7 +8,7 @@ mod vary;
 
 use crate::doctor;
 use anyhow::bail;
-use ryzanstein_benches::suite::{self as bench, Change, Columns, Event, Report, Request, RowWriter};
+use ryzanstein_benches::suite::{self as bench, Columns, Event, Report, Request, RowWriter};
 use ryzanstein_config::{BackendChoice, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::VERSION;
@@ -25,9 +25,6 @@ use crate::command::launch;
 use crate::command::rank;
 use crate::command::screen;
 use crate::command::settings;
-
-/// Share by which a row may be slower than in an earlier result.
-const TOLERANCE: f64 = 0.1;
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.config()?;
@@ -54,7 +51,6 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         if let Some(file) = &args.out {
             out::check(file)?;
         }
-        args.earlier()?;
         if let Some(vary) = args.variants() {
             return vary::run(args, vary, &config, ranks, screen);
         }
@@ -79,7 +75,6 @@ fn measure(
     let out = args.out.as_ref().filter(|_| is_first && args.rows.is_none());
     out.map(|file| out::check(file)).transpose()?;
     let mut rows_file = args.rows.as_deref().filter(|_| is_first).map(out::Growing::open).transpose()?;
-    let earlier = if is_first { args.earlier()? } else { None };
     let group = orchestrator.manager().world();
     // The targets are not for variants.
     let is_usual = request.part.is_none();
@@ -158,28 +153,8 @@ fn measure(
     if let Some(file) = out {
         out::write(file, &report.text(args.format.into()))?;
     }
-    // Rank 0 holds the earlier result, and all ranks fail alike.
-    let comparison = earlier.map(|earlier| earlier.compare(&report.rows, TOLERANCE));
-    if let Some(comparison) = &comparison {
-        match shown {
-            OutputFormat::Table => tell(&format!("\n{}", comparison.table(stdout))),
-            _ => eprint!("{}", comparison.table(screen.stderr())),
-        }
-    }
-    let counts = comparison.map(|comparison| (comparison.compared(), comparison.count(Change::Slower)));
-    let counts = orchestrator.manager().world().all_gather_object(&counts)?.into_iter().flatten().next();
     if !report.is_correct() {
         bail!("the benchmark found wrong values");
-    }
-    match (counts, &args.compare) {
-        (Some((0, _)), Some(file)) => bail!(
-            "--compare {}: nothing that was measured is in it; measure the same operations, types, sizes, ranks and backend",
-            file.display()
-        ),
-        (Some((_, slower @ 1..)), Some(file)) => {
-            bail!("--compare {}: {} slower than in the earlier result", file.display(), rows_are(slower))
-        }
-        _ => {}
     }
     if args.strict {
         let missed = report.missed_targets();
@@ -192,10 +167,6 @@ fn measure(
         }
     }
     Ok(())
-}
-
-fn rows_are(count: usize) -> String {
-    format!("{} {}", plural(count, "row"), if count == 1 { "is" } else { "are" })
 }
 
 fn heading(orchestrator: &mut Orchestrator, request: &Request, link_gbs: Option<f64>) -> String {

@@ -29,8 +29,8 @@ pub(crate) struct Args {
     /// Sizes of the whole array, separated by commas [default: 1KB to 16MB, each 4 times the one before]
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with = "nccl")]
     pub(crate) sizes: Option<Vec<ByteSize>>,
-    /// Write the result: the table of paths for this user, or with --nccl the settings into the configuration file
-    #[arg(long)]
+    /// Write the table of paths for this user
+    #[arg(long, conflicts_with = "nccl")]
     pub(crate) apply: bool,
     /// Write the table of paths to this file, which the setting process_group.tuning may name
     #[arg(long, value_name = "FILE", conflicts_with_all = ["apply", "nccl"])]
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "M", requires = "nccl")]
     pub(crate) nnodes: Option<String>,
     /// With --nccl: a made-up machine in place of this one: dgx-h100, gb200-nvl72, pcie-only or hybrid
-    #[arg(long, value_name = "NAME", requires = "nccl", conflicts_with = "apply")]
+    #[arg(long, value_name = "NAME", requires = "nccl")]
     pub(crate) preset: Option<Preset>,
     /// Tables, or one object of JSON
     #[arg(long, value_enum, default_value_t = screen::Format::Table)]

@@ -1,15 +1,14 @@
 //! `ryz tune --nccl`
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use crate::doctor;
 use crate::generate::element_type;
 use crate::topo::Preset;
 use crate::tune::{self, Proposal, Situation};
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use ryzanstein_config::nccl;
-use ryzanstein_config::{ByteSize, Config, Source, file};
+use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::nccl_settings;
 use ryzanstein_orchestrator::table::wrap;
@@ -21,10 +20,6 @@ use crate::command::screen;
 use crate::command::settings;
 use crate::command::tune_args::Args;
 
-/// Upper bound of the file size: far more than all settings with comments take.
-const LARGEST_FILE: ByteSize = ByteSize::mib(1);
-/// The file that is written if no other is in force.
-const DEFAULT_FILE: &str = "ryzanstein.toml";
 /// The reason why nothing is proposed for one node.
 const OWN_KERNELS: &str = "Kernels of ryz carry these all-reduces between GPUs that NVLink connects, so settings of NCCL do not change \
                            their time. To let NCCL carry them: process_group.peer_memory = false.";
@@ -76,11 +71,9 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             changes => found.effective.push((proposal, changes)),
         }
     }
-    let is_written = args.apply && !found.effective.is_empty();
-    let written = if is_written { Some(write(args, &found.effective)?) } else { None };
     let text = match args.format {
-        screen::Format::Json => format!("{}\n", as_json(&found, written.as_ref())),
-        screen::Format::Table => as_text(&found, written.as_ref(), screen),
+        screen::Format::Json => format!("{}\n", as_json(&found)),
+        screen::Format::Table => as_text(&found, screen),
     };
     screen::print(&text);
     Ok(0)
@@ -105,19 +98,7 @@ fn message(args: &Args, config: &Config) -> anyhow::Result<Option<u64>> {
     Ok(Some(bytes as u64 * u64::from(args.batch.unwrap_or(1).max(1))))
 }
 
-/// Writes the proposals into the configuration file in force, or `ryzanstein.toml`. Returns the file.
-fn write(args: &Args, effective: &[(Proposal, Changes)]) -> anyhow::Result<PathBuf> {
-    let path = args.file.used(&settings::environment()).unwrap_or_else(|| DEFAULT_FILE.into());
-    let text = match file::read_text(&path, LARGEST_FILE) {
-        Err(error) if error.is_not_found() => String::new(),
-        read => read.with_context(|| format!("cannot read {}", path.display()))?,
-    };
-    let wanted: Vec<(&str, &str)> = effective.iter().map(|(p, _)| (p.key, p.value.as_str())).collect();
-    tune::store_table(&path, &tune::edit_config(&text, &wanted)?)?;
-    Ok(path)
-}
-
-fn as_json(found: &Found, written: Option<&PathBuf>) -> Value {
+fn as_json(found: &Found) -> Value {
     let proposals = found.effective.iter().map(|(Proposal { key, value, reason }, changes)| {
         let variables = changes
             .iter()
@@ -127,11 +108,10 @@ fn as_json(found: &Found, written: Option<&PathBuf>) -> Value {
     json!({
         "own_kernels": found.is_own,
         "proposals": proposals.collect::<Vec<_>>(),
-        "written": written.map(|path| path.display().to_string()),
     })
 }
 
-fn as_text(found: &Found, written: Option<&PathBuf>, screen: &screen::Args) -> String {
+fn as_text(found: &Found, screen: &screen::Args) -> String {
     let stdout = screen.stdout();
     let mut text = match found.message {
         Some(bytes) => format!("For all-reduces of {}:\n", units::bytes(bytes as f64)),
@@ -157,12 +137,9 @@ fn as_text(found: &Found, written: Option<&PathBuf>, screen: &screen::Args) -> S
     }
     if found.effective.is_empty() {
         text += "nothing to propose\n";
-    } else if let Some(path) = written {
-        let keys: Vec<&str> = found.effective.iter().map(|(proposal, _)| proposal.key).collect();
-        let _ = writeln!(text, "wrote {}; to undo, remove {} there", path.display(), keys.join(", "));
     } else {
-        text += "none of this was measured (ryz bench --vary algorithm or protocol does); nothing was written; --apply writes \
-                 the settings into the configuration file\n";
+        text += "none of this was measured (ryz bench --vary algorithm or protocol does); to use it, write the settings into the \
+                 configuration file\n";
     }
     text
 }

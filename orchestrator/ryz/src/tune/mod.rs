@@ -11,4 +11,4 @@ pub use crossover::{Timed, Turn, choose, ranges};
 pub use measure::{Request, Sizes, Tuned, run};
 pub use nccl::{Proposal, Situation, changes, own_kernels_carry, propose};
 pub use report::{json, table};
-pub use write::{edit_config, store_table};
+pub use write::store_table;

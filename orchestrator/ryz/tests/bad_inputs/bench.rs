@@ -47,7 +47,7 @@ pub(crate) fn cases() -> Vec<Case> {
         bench("--vary algorithm --path ring", &["--vary algorithm", "omit --path"]),
         bench("--vary backend", &["--vary backend", "omit --backend"]),
         bench("--vary start --format html", &["--vary", "--format table or json"]),
-        bench("--vary copies --compare x", &["cannot be used with"]),
+        bench("--vary copies --strict", &["cannot be used with"]),
         bench("--vary overlap --sizes 1KB", &["--vary overlap does not take --sizes", "omit"]),
         bench("--vary overlap --op broadcast", &["--vary overlap does not take --op"]),
         bench("--op barrier_into", &["--op barrier_into", "all_reduce"]),

@@ -315,36 +315,3 @@ fn each_row_is_compared_with_what_the_cost_model_expects() {
     let narrow = well(&["-n", "2", "--sizes", "10KB", "--iters", "3", "--columns", "80"]);
     assert!(!narrow.contains("expected   error"), "{narrow}");
 }
-
-#[test]
-fn an_earlier_result_is_compared_row_by_row() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let write = |name: &str, lines: &str| {
-        let file = folder.path().join(name);
-        std::fs::write(&file, lines).expect("written");
-        file.to_str().expect("a path").to_owned()
-    };
-    let arguments = ["-n", "2", "--sizes", "1KB", "--iters", "50"];
-    let mut row = lines(&arguments).remove(0);
-    // Figures that no machine reaches, and that every machine does.
-    let mut of = |us: f64| {
-        for field in ["median_us", "p25_us", "p75_us"] {
-            row[field] = us.into();
-        }
-        format!("{row}\n")
-    };
-    let (slow, quick) = (write("slow.jsonl", &of(1e9)), write("quick.jsonl", &of(1e-9)));
-    let told = well(&[&arguments[..], &["--compare", &slow]].concat());
-    assert!(told.contains("ratio  change") && told.contains("faster"), "{told}");
-    refused(
-        &[&arguments[..], &["--compare", &quick, "--format", "json"]].concat(),
-        1,
-        &["by more than 10 %", "1 row is slower than in the earlier result"],
-    );
-    row["op"] = "gather".into();
-    let other = write("other.jsonl", &format!("{row}\n"));
-    refused(&[&arguments[..], &["--compare", &other]].concat(), 1, &["nothing that was measured is in it"]);
-    let page = write("page.html", "<!doctype html>");
-    refused(&[&arguments[..], &["--compare", &page]].concat(), 2, &["page.html: line 1 is no row"]);
-    refused(&[&arguments[..], &["--compare", "not there"]].concat(), 2, &["--compare not there"]);
-}

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{anyhow, bail};
 use ryzanstein_benches::measure::{Collective, CollectiveForm, UnknownCollective};
-use ryzanstein_benches::suite::{Earlier, Format, Part, Request, Start, Sweep, Vary};
-use ryzanstein_config::{ByteSize, Config, file};
+use ryzanstein_benches::suite::{Format, Part, Request, Start, Sweep, Vary};
+use ryzanstein_config::{ByteSize, Config};
 use ryzanstein_process_group::{DType, Error, ReduceOp};
 
 use super::suite::Suite;
@@ -13,12 +13,8 @@ use crate::command::settings;
 
 const EXAMPLES: &str = "Examples:
   ryz bench -n 4 --op all_reduce,all_reduce_into -b 8 -e 128MiB -f 2
-  ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl
   ryz bench -n 4 --vary algorithm
   ryz bench -n 4 --latency-targets";
-
-/// Limit of the size of an earlier result.
-const LARGEST_RESULT: ByteSize = ByteSize::mib(64);
 
 /// Headings of the help.
 const SIZES: &str = "Sizes";
@@ -76,17 +72,13 @@ pub(crate) struct Args {
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE", help_heading = RESULT)]
     pub(super) out: Option<PathBuf>,
-    /// Compare with an earlier result of --format json; exit with code 1 if a row is slower by more than 10 % and by more than
-    /// chance
-    #[arg(long, value_name = "FILE", help_heading = RESULT)]
-    pub(super) compare: Option<PathBuf>,
     /// Judge latencies and bandwidths on CPUs too (the targets are for GPUs); exit with code 1 unless every documented target was
     /// measured and met
     #[arg(long, help_heading = RESULT)]
     pub(super) strict: bool,
     /// Compare variants side by side, in turns, each in ranks of its own; overlap compares sizes of gradient buckets behind a backward
     /// pass
-    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["compare", "strict"])]
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with = "strict")]
     pub(super) vary: Option<VaryChoice>,
     /// The variant that these ranks are
     #[arg(long, hide = true, requires = "rows")]
@@ -99,7 +91,7 @@ pub(crate) struct Args {
     pub(super) rows: Option<PathBuf>,
     /// Measure every documented target: latencies, bandwidth, and the scaling efficiency and communication of a model's steps
     #[arg(long, conflicts_with_all = [
-        "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "compare", "vary",
+        "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "vary",
     ])]
     pub(super) latency_targets: bool,
     #[command(flatten)]
@@ -230,15 +222,6 @@ impl Args {
         }
         let told = "--vary: variants are shown as a table or as lines of JSON; use --format table or json";
         Err(Error::Configuration(told.into()))
-    }
-
-    /// Returns the result to compare with.
-    pub(super) fn earlier(&self) -> anyhow::Result<Option<Earlier>> {
-        let Some(file) = &self.compare else { return Ok(None) };
-        let shown = file.display().to_string();
-        let text = file::read_text(file, LARGEST_RESULT)
-            .map_err(|error| Error::Configuration(format!("--compare {shown}: {error}")))?;
-        Ok(Some(Earlier::parse(&text, &shown)?))
     }
 
     fn sizes(&self) -> Result<Vec<u64>, Error> {
