@@ -1,11 +1,10 @@
-"""Prompts and passes of a Llama model on CPUs, ours and transformers', a second or so each in turn. For machines whose speed changes
-while a program of models.py runs.
+"""Prompts and passes of a Llama model on CPUs: ours, transformers' and llama.cpp's, a second or so each in turn.
 
-python in_turn.py DECODE_RATE MODEL [--dtype bf16] [--what prompt=128,prompt=512] [--ranks 1,2] [--threads 2] [--rounds 8]
-    [--prompt 64] [--before DECODE_RATE] [--json FILE]
+python in_turn.py DECODE_RATE MODEL [--gguf FILE] [--dtype bf16] [--what prompt=128,sequences=1] [--ranks 1,2] [--threads 2]
+    [--rounds 8] [--prompt 64] [--before DECODE_RATE] [--json FILE]
 
 All programs are loaded, and stopped (SIGSTOP) while another one works. Passes follow a prompt of --prompt tokens for each sequence.
---before adds another build of ours. Prints the median and the least time in milliseconds, how many processors the program kept busy,
+--before adds another build of ours, and --gguf llama.cpp with the model in that file. Prints the median and the least time in milliseconds, how many processors the program kept busy,
 and the ratio to transformers' time in the same round: its median, and the least and greatest.
 """
 import argparse
@@ -111,6 +110,7 @@ def main():
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("decode_rate")
     flags.add_argument("model")
+    flags.add_argument("--gguf")
     flags.add_argument("--dtype", default="bf16")
     flags.add_argument("--what", type=lambda text: text.split(","), default=["prompt=128", "prompt=512"])
     flags.add_argument("--ranks", type=numbers, default=[1, 2])
@@ -128,8 +128,10 @@ def main():
                                                   "--dtype", flags.dtype, "--sequences", "1"]
         for name, build in ours.items() for ranks in flags.ranks
     }
-    systems[PEER] = [sys.executable, str(HERE / "hugging_face.py"), flags.model, "--dtype", flags.dtype, "--threads",
-                     str(flags.threads), "--sequences", ""]
+    peer = ["--threads", str(flags.threads), "--sequences", ""]
+    systems[PEER] = [sys.executable, str(HERE / "hugging_face.py"), flags.model, "--dtype", flags.dtype, *peer]
+    if flags.gguf:
+        systems["llama.cpp"] = [sys.executable, str(HERE / "llamacpp.py"), flags.gguf, *peer]
     results = []
     for what in flags.what:
         programs, times = {}, {name: [] for name in systems}
