@@ -159,6 +159,7 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&tune(&["-n", "2", "--sizes", "2000GB"]), &["a size of 2000 GB", "smaller sizes"]);
     refused(&tune(&["-n", "2", "--out", "."]), &["it is a folder"]);
     refused(&tune(&["--nccl", "--preset", "dgx"]), &["there is no preset `dgx`"]);
+    refused(&tune(&["--nccl", "--apply"]), &["cannot be used with"]);
 }
 
 #[test]
@@ -170,7 +171,7 @@ fn proposals_for_nccl_show_the_variables_that_they_change() {
         "nccl.profile = inference: ",
         "  + NCCL_MAX_CTAS=16",
         "  + NCCL_ALGO=Ring;allreduce:Tree",
-        "nothing was written",
+        "write the settings into the configuration file",
     ] {
         assert!(stdout.contains(wanted), "{stdout}");
     }
