@@ -65,7 +65,6 @@ pub struct Orchestrator {
 #[must_use = "nothing happens before `initialize`"]
 pub struct Builder {
     config: Option<Config>,
-    file: Option<PathBuf>,
     set: Vec<(String, String)>,
     environment: Option<Environment>,
     rendezvous: Option<MemoryRendezvous>,
@@ -76,11 +75,6 @@ impl Builder {
     /// Uses this configuration instead of a file and the environment.
     pub fn config(self, config: Config) -> Self {
         Self { config: Some(config), ..self }
-    }
-
-    /// Reads this configuration file.
-    pub fn config_file(self, file: impl Into<PathBuf>) -> Self {
-        Self { file: Some(file.into()), ..self }
     }
 
     /// Overrides one setting, given by its dotted key. The value is written as in a variable, such as `30s`.
@@ -109,14 +103,13 @@ impl Builder {
     /// # Errors
     /// [`Error::Configuration`] for wrong settings; otherwise the errors of [`Orchestrator::initialize`].
     pub fn initialize(self) -> Result<Orchestrator, Error> {
-        let Self { config, file, set, environment, rendezvous, device } = self;
+        let Self { config, set, environment, rendezvous, device } = self;
         let environment = environment.unwrap_or_else(rendezvous::process_environment);
         let config = match config {
-            Some(config) if set.is_empty() && file.is_none() => config,
+            Some(config) if set.is_empty() => config,
             Some(_) => {
                 return Err(Error::Configuration(
-                    "Builder: `config` takes a whole configuration as it is; set its fields instead of `set` and \
-                     `config_file`, or leave `config` out"
+                    "Builder: `config` takes a whole configuration as it is; set its fields instead of `set`, or leave `config` out"
                         .into(),
                 ));
             }
@@ -125,7 +118,7 @@ impl Builder {
                 let variables =
                     environment.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
                 let sources = Sources {
-                    file: file.or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from)),
+                    file: environment.get("RYZ_CONFIG").map(PathBuf::from),
                     default_file: None,
                     environment: variables,
                     flags,
