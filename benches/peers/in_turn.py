@@ -4,8 +4,9 @@ python in_turn.py DECODE_RATE MODEL [--gguf FILE] [--dtype bf16] [--what prompt=
     [--rounds 8] [--prompt 64] [--before DECODE_RATE] [--json FILE]
 
 All programs are loaded, and stopped (SIGSTOP) while another one works. Passes follow a prompt of --prompt tokens for each sequence.
---before adds another build of ours, and --gguf llama.cpp with the model in that file. Prints the median and the least time in milliseconds, how many processors the program kept busy,
-and the ratio to transformers' time in the same round: its median, and the least and greatest.
+--before adds another build of ours, and --gguf llama.cpp with the model in that file. Prints the median and the least time in
+milliseconds, how many processors the program kept busy, and the ratio to transformers' time in the same round: its median, and the
+least and greatest.
 """
 import argparse
 import json
@@ -112,7 +113,7 @@ def main():
     flags.add_argument("model")
     flags.add_argument("--gguf")
     flags.add_argument("--dtype", default="bf16")
-    flags.add_argument("--what", type=lambda text: text.split(","), default=["prompt=128", "prompt=512"])
+    flags.add_argument("--what", type=lambda text: text.split(","), default=["prompt=128", "sequences=1"])
     flags.add_argument("--ranks", type=numbers, default=[1, 2])
     flags.add_argument("--threads", type=int, default=2)
     flags.add_argument("--rounds", type=int, default=8)
@@ -128,10 +129,10 @@ def main():
                                                   "--dtype", flags.dtype, "--sequences", "1"]
         for name, build in ours.items() for ranks in flags.ranks
     }
-    peer = ["--threads", str(flags.threads), "--sequences", ""]
-    systems[PEER] = [sys.executable, str(HERE / "hugging_face.py"), flags.model, "--dtype", flags.dtype, *peer]
+    peer_flags = ["--threads", str(flags.threads), "--sequences", ""]
+    systems[PEER] = [sys.executable, str(HERE / "hugging_face.py"), flags.model, "--dtype", flags.dtype, *peer_flags]
     if flags.gguf:
-        systems["llama.cpp"] = [sys.executable, str(HERE / "llamacpp.py"), flags.gguf, *peer]
+        systems["llama.cpp"] = [sys.executable, str(HERE / "llamacpp.py"), flags.gguf, *peer_flags]
     results = []
     for what in flags.what:
         programs, times = {}, {name: [] for name in systems}

@@ -187,7 +187,7 @@ impl Row {
         }
     }
 
-    /// Adds the reasons for the path of the calls, and their expected time: on GPUs by the bandwidth of a link.
+    /// Adds the reason for the path of the calls, and their expected time: on GPUs by the bandwidth of a link.
     fn explain(&mut self, case: &Case, choice: &PathChoice, link_gbs: Option<f64>) {
         self.reason = Some(choice.reason.clone());
         let (operation, count) = (case.what.operation(case.reduction), case.count(self.world_size));

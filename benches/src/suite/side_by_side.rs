@@ -61,7 +61,7 @@ fn in_columns(lines: &[Line<'_>], variants: &[Variant], screen: Screen) -> Strin
 fn lines<'a>(rows: &'a [RecordedRow], variants: &[Variant]) -> Vec<Line<'a>> {
     let mut lines: Vec<Line<'a>> = Vec::new();
     for row in rows {
-        let Some(index) = variants.iter().position(|v| row.variant.as_deref() == Some(v.name)) else {
+        let Some(index) = variants.iter().position(|v| row.variant == v.name) else {
             continue;
         };
         let is_it = |line: &Line<'_>| line.op == row.op && line.bytes == row.bytes;
@@ -105,7 +105,7 @@ mod tests {
     use ryzanstein_process_group::BackendKind;
 
     fn row(bytes: usize, variant: &str, median_us: f64) -> RecordedRow {
-        RecordedRow { op: "all_reduce".into(), bytes, variant: Some(variant.into()), median_us }
+        RecordedRow { op: "all_reduce".into(), bytes, variant: variant.into(), median_us }
     }
 
     #[test]

@@ -28,6 +28,17 @@ pub fn replace(file: &Path, text: &str, what: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes a whole file as [`replace`] does, in a folder that is created if necessary.
+///
+/// # Errors
+/// Returns the errors of [`replace`].
+pub fn store(file: &Path, text: &str) -> anyhow::Result<()> {
+    let what = file.display().to_string();
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot write {what}"))?;
+    replace(file, text, &what)
+}
+
 /// Creates a temporary file in the same folder.
 fn temporary_file_for(file: &Path, what: &str) -> anyhow::Result<NamedTempFile> {
     if file.is_dir() {
@@ -71,5 +82,16 @@ mod tests {
         let refused = |file: &Path| check(file, "--out x").unwrap_err().to_string();
         assert!(refused(folder.path()).contains("cannot write --out x: it is a folder"));
         assert!(refused(Path::new("/dev/null")).contains("not a regular file"));
+    }
+
+    #[test]
+    fn a_file_is_stored_in_a_folder_that_is_made() {
+        let outside = tempfile::tempdir().expect("a folder");
+        let file = outside.path().join("a/b/paths.json");
+        store(&file, "one").expect("written");
+        store(&file, "two").expect("written again");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "two");
+        let error = store(&file.join("below"), "three").unwrap_err().to_string();
+        assert!(error.contains("cannot write") && error.contains("below"), "{error}");
     }
 }

@@ -366,7 +366,7 @@ async fn connect(
         .connect_with_connector(connector)
         .await
         .map_err(ConnectError::Http)?;
-    // Large enough for the roster of the largest world.
+    // Enough for the roster of the largest world, unless its lists of CPUs are long.
     Ok((ControlClient::new(channel).max_decoding_message_size(16 << 20), local))
 }
 

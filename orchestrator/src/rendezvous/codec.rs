@@ -6,6 +6,7 @@ use bytes::Bytes;
 use ryzanstein_process_group as pg;
 use ryzanstein_process_group::{Epoch, Rank};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::core::{Join, Joined, Participant, Refusal, Time};
 use crate::VERSION;
@@ -26,8 +27,19 @@ pub(super) fn milliseconds(wait: Duration) -> u64 {
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn encode(value: &impl Serialize) -> Bytes {
+/// The depth of the deepest value on the wire, and some more.
+const DEEPEST: usize = 16;
+
+pub(crate) fn encode(value: &impl Serialize) -> Bytes {
     rmp_serde::to_vec(value).expect("these types have a form in MessagePack").into()
+}
+
+/// Decodes a value that fills the bytes.
+fn decode<T: DeserializeOwned>(mut bytes: &[u8]) -> Result<T, String> {
+    let mut decoder = rmp_serde::Deserializer::new(&mut bytes);
+    decoder.set_max_depth(DEEPEST);
+    let value = T::deserialize(&mut decoder).map_err(|error| error.to_string())?;
+    if bytes.is_empty() { Ok(value) } else { Err(format!("{} bytes follow the value", bytes.len())) }
 }
 
 pub(super) fn join_request(
@@ -47,10 +59,10 @@ pub(super) fn join_request(
 
 pub(crate) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusal> {
     let wire::JoinRequest { epoch, world_size, version, timeout_ms, participant } = request;
-    let participant: Participant = rmp_serde::from_slice(&participant).map_err(|error| {
-        Refusal::Invalid(format!(
-            "a joining rank runs version {version}, and what it says of itself cannot be read by the rendezvous, which runs \
-             {VERSION} ({error}); install the same version on every node"
+    let participant: Participant = decode(&participant).map_err(|error| {
+        let remedy = if version == VERSION { "" } else { "; install the same version on every node" };
+        Refusal::Configuration(format!(
+            "the rendezvous, which runs {VERSION}, cannot decode the request of a rank that runs {version} ({error}){remedy}"
         ))
     })?;
     if participant.candidate.host.len() > 255 {
@@ -64,14 +76,10 @@ pub(crate) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
     Ok(Join { epoch, world_size, version, deadline: deadline(now, timeout_ms), participant })
 }
 
-pub(crate) fn encode_roster(joined: &Joined) -> Bytes {
-    encode(joined)
-}
-
 /// Decodes a roster. The error is a whole sentence; the fault is the sender's.
 pub(crate) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
-    let joined: Joined = rmp_serde::from_slice(bytes)
-        .map_err(|error| format!("the roster received cannot be decoded: {error}"))?;
+    let joined: Joined =
+        decode(bytes).map_err(|error| format!("the roster received cannot be decoded: {error}"))?;
     match joined.roster.members.iter().zip(0..).find(|(member, index)| member.rank != Rank(*index)) {
         Some((member, index)) => {
             Err(format!("the roster received is malformed: member {index} has rank {}", member.rank))
@@ -137,11 +145,13 @@ mod tests {
     #[test]
     fn a_roster_survives_the_wire_and_a_damaged_one_is_refused() {
         let joined = joined(10_000);
-        let bytes = encode_roster(&joined);
-        assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
+        let bytes = encode(&joined);
+        assert!(bytes.len() < 450_000, "{} bytes", bytes.len());
         assert_eq!(decode_roster(&bytes), Ok(joined));
-        let cut = decode_roster(&bytes[..bytes.len() - 20]);
-        assert!(cut.is_err_and(|why| why.starts_with("the roster received cannot be decoded")));
+        for damaged in [&bytes[..bytes.len() - 20], &[&bytes[..], &[0]].concat()] {
+            let why = decode_roster(damaged).unwrap_err();
+            assert!(why.starts_with("the roster received cannot be decoded"), "{why}");
+        }
     }
 
     #[test]
@@ -149,14 +159,26 @@ mod tests {
         let mut joined = joined(3);
         joined.roster.members.swap(1, 2);
         let why = "the roster received is malformed: member 1 has rank 2";
-        assert_eq!(decode_roster(&encode_roster(&joined)), Err(why.into()));
+        assert_eq!(decode_roster(&encode(&joined)), Err(why.into()));
     }
 
     #[test]
-    fn a_rank_that_cannot_be_read_is_refused_with_both_versions() {
-        let request = wire::JoinRequest { version: "9.9".into(), ..wire::JoinRequest::default() };
-        let Err(Refusal::Invalid(why)) = join(request, Duration::ZERO) else { panic!("it is refused") };
-        assert!(why.contains("runs version 9.9") && why.contains(VERSION), "{why}");
+    fn a_request_that_cannot_be_decoded_is_refused_with_both_versions() {
+        // Lists in lists, deeper than any value.
+        let participant = vec![0x91; 1000].into();
+        for (version, has_remedy) in [("9.9", true), (VERSION, false)] {
+            let (version, participant) = (version.to_owned(), Bytes::clone(&participant));
+            let request = wire::JoinRequest { version, participant, ..wire::JoinRequest::default() };
+            let Err(Refusal::Configuration(why)) = join(request, Duration::ZERO) else {
+                panic!("it is refused")
+            };
+            assert!(why.contains(&format!("runs {VERSION}, cannot decode")), "{why}");
+            assert_eq!(
+                why.contains("a rank that runs 9.9 ") && why.contains("same version"),
+                has_remedy,
+                "{why}"
+            );
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Magic number of the protocol, and its version.
-const MAGIC: [u8; 7] = *b"RYZCTL\x02";
+const MAGIC: [u8; 7] = *b"RYZCTL\x03";
 
 /// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +111,7 @@ impl Proofs<'_> {
     fn mac(&self, label: &str, binding: Option<&Binding>) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(self.secret.expose()).expect("HMAC takes keys of any length");
-        mac.update(b"ryzanstein control 2 ");
+        mac.update(b"ryzanstein control 3 ");
         mac.update(label.as_bytes());
         mac.update(&self.client);
         mac.update(&self.server);

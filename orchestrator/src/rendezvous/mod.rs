@@ -14,6 +14,7 @@ mod host;
 pub mod listen;
 #[doc(hidden)]
 pub mod placement;
+mod roster_body;
 pub(crate) mod secret;
 mod server;
 

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 use super::acceptor::{Acceptor, ConnectionCounts};
 use super::codec;
 use super::core::{Action, Core, Event, Refusal, Reply, Report, RequestId, Time};
+use super::roster_body;
 use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
 use crate::status::wire as wire_status;
@@ -93,6 +94,7 @@ impl Server {
                 .http2_max_header_list_size(8 << 10)
                 .http2_keepalive_interval(Some(KEEP_ALIVE))
                 .http2_keepalive_timeout(Some(KEEP_ALIVE))
+                .layer(tower::util::MapResponseLayer::new(roster_body::attach))
                 .add_service(service)
                 .serve_with_incoming(incoming)
                 .await;
@@ -319,8 +321,8 @@ impl Control for Service {
                 let State { core, roster, .. } = &mut *state;
                 match core.joined() {
                     Some(joined) => {
-                        let roster = roster.get_or_insert_with(|| codec::encode_roster(joined)).clone();
-                        return Ok(Response::new(wire::JoinReply { refusal: None, rank: rank.0, roster }));
+                        let encoded = roster.get_or_insert_with(|| codec::encode(joined)).clone();
+                        return Ok(roster_body::reply(rank, encoded));
                     }
                     // A new epoch has begun since the core replied.
                     None => Refusal::Refused("the job has moved on to another epoch".into()),

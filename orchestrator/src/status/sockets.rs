@@ -49,7 +49,7 @@ pub(super) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Listens in the folder. Only this user can connect to the socket, whose name goes when the first result is dropped.
+/// Listens in the folder. Returns the socket's path, which is unlinked when it is dropped, and the listener. Only this user can connect.
 pub(super) fn listen(folder: &Path) -> io::Result<(TempPath, UnixListener)> {
     let prefix = format!("{PREFIX}{}-", std::process::id());
     // Under another name first: a client that finds the name finds a socket that listens.

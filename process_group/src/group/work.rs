@@ -111,6 +111,9 @@ impl<B> Work<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::ProcessGroup;
+    use crate::testing::in_time;
+    use crate::types::operation::ReduceOp;
 
     /// A call on a GPU with these outcomes.
     struct OnGpu {
@@ -147,5 +150,19 @@ mod tests {
         let (worker, work) = Work::<Vec<u8>>::new();
         drop(worker);
         assert!(work.wait().unwrap_err().to_string().contains("has died"));
+    }
+    #[test]
+    fn an_operation_that_nobody_waits_for_leaves_the_group_usable() {
+        in_time(|| {
+            std::thread::scope(|scope| {
+                for mut group in ProcessGroup::loopback(2) {
+                    scope.spawn(move || {
+                        drop(group.all_reduce_async(vec![1i32; 10], ReduceOp::Sum).unwrap());
+                        let work = group.all_reduce_async(vec![2i32; 10], ReduceOp::Sum).unwrap();
+                        assert_eq!(work.wait().unwrap(), [4; 10]);
+                    });
+                }
+            });
+        });
     }
 }

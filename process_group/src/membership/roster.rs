@@ -32,7 +32,7 @@ impl Cpus {
     }
 }
 
-/// The information that a rank provides when it joins.
+/// The information that a rank provides when it joins. The order of the fields of this, and of what it contains, is that of the wire.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
     /// Name of its host.
@@ -50,23 +50,17 @@ pub struct Candidate {
     pub capabilities: Vec<Capability>,
 }
 
-/// Serializes a setting as its text.
+/// Serializes the backend as the text of its setting.
 mod as_text {
-    use std::fmt::Display;
-    use std::str::FromStr;
-
+    use ryzanstein_config::BackendChoice;
     use serde::de::{Deserialize, Deserializer, Error};
     use serde::ser::Serializer;
 
-    pub(super) fn serialize<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(value: &BackendChoice, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
 
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: FromStr<Err: Display>,
-        D: Deserializer<'de>,
-    {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendChoice, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
@@ -97,7 +91,8 @@ impl Member {
     }
 }
 
-/// All members, in rank order, in one epoch. A roster built by hand is enough to start a group without a launcher.
+/// All members, in rank order, in one epoch. A roster built by hand is enough to start a group without a launcher. The order of the
+/// fields of this, and of what it contains, is that of the wire.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Roster {
     /// The epoch.

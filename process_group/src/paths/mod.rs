@@ -323,6 +323,7 @@ impl PathTable {
     pub(crate) fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
         let query = Query { operation, dtype, count, world_size: self.world_size };
         let (path, because) = self.decide(&query);
+        let expected = self.estimate(path, &query);
         let mut reason = match because {
             Decision::Forced => "it is forced".to_owned(),
             Decision::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
@@ -332,8 +333,9 @@ impl PathTable {
                 format!("no other path has {}", operation.name())
             }
             Decision::Cheapest => {
-                let time = self.estimate(path, &query).unwrap_or_default();
-                format!("the cost model expects the least time: {}", units::time(time.as_secs_f64() * 1e6))
+                let time =
+                    expected.map_or_else(|| "none".into(), |time| units::time(time.as_secs_f64() * 1e6));
+                format!("the cost model expects the least time: {time}")
             }
         };
         if path == Path::Nccl
@@ -342,7 +344,7 @@ impl PathTable {
         {
             reason = format!("{reason}; {plan}");
         }
-        PathChoice { path, reason, expected: self.estimate(path, &query) }
+        PathChoice { path, reason, expected }
     }
 
     /// Returns true if an all-reduce of `count` elements and the following operations of a layer, a sum with the residual and a

@@ -126,7 +126,7 @@ proptest! {
         let choice = check(&table, operation, dtype, count);
         match (forced, demand.map(Path::Tcp)) {
             (Some(path), _) if path.suits(operation) => prop_assert_eq!(choice.path, path),
-            (Some(_), _) => prop_assert!(!matches!(choice.path, Path::PeerMemory(_))),
+            (Some(_), _) => prop_assert!(choice.reason != "it is forced"),
             (None, Some(path)) if path.suits(operation) && table.all().contains(&path) => prop_assert_eq!(choice.path, path),
             (None, _) => {
                 let query = Query { operation, dtype, count, world_size };
@@ -361,6 +361,9 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
         forced.force(Some(path)).unwrap();
         assert_eq!(check(&forced, SUM, DType::F32, 500).path, path);
         assert!(!forced.fuses_add_norm(DType::BF16, 8 * 4096, 4096), "a forced path takes the sum alone");
+        for (operation, dtype) in [(SUM, DType::I32), (Operation::AllToAll, DType::F32)] {
+            assert_eq!(check(&forced, operation, dtype, 500).path, Path::Nccl);
+        }
     }
 }
 

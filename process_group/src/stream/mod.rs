@@ -66,7 +66,7 @@ const FAILURE_GRACE: Duration = Duration::from_millis(300);
 /// Time for which a rank that cannot connect a group waits for those it has reached to receive the reason.
 const HEARD: Duration = Duration::from_millis(20);
 
-/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of this crate.
+/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of this crate. A trait, so that this module knows neither.
 pub(crate) trait Communicator: Send {
     /// Returns the kind of the backend.
     fn kind(&self) -> BackendKind;
@@ -278,6 +278,123 @@ impl StreamGroup {
         compute.wait_event(&there)?;
         Ok(!is_captured)
     }
+
+    /// Returns the GPU whose memory contains the buffers of calls.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Begins a call on a second stream, after the earlier work of the compute stream and in parallel with its later work.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
+        let [compute, side] = self.streams.clone();
+        self.device.bind()?;
+        // Ordered after the computation of the input, and in parallel with later work.
+        let ready = Event::new(&compute, false)?;
+        ready.record(&compute)?;
+        side.wait_event(&ready)?;
+        self.is_on_side = true;
+        let completion = self.enqueue(&mut call, SIDE)?;
+        let done = Event::new(&side, false)?;
+        done.record(&side)?;
+        let Call { fingerprint, sequence, deadline, .. } = call;
+        let watchdog = Arc::clone(&self.watchdog);
+        let compute = compute.clone();
+        Ok((completion, Box::new(SideCall { watchdog, done, compute, fingerprint, sequence, deadline })))
+    }
+
+    /// Executes several calls, which the backend may combine; each gets a completion.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
+        let compute = self.streams[COMPUTE].clone();
+        self.watchdog.check()?;
+        self.return_from_side()?;
+        self.device.bind()?;
+        let captured = compute.is_capturing()?;
+        let paths = self.launch_group(&mut calls, captured, deadline);
+        self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
+        Ok(paths?
+            .into_iter()
+            .map(|path| Completion { path, enqueued: true, captured, waited: Duration::ZERO })
+            .collect())
+    }
+
+    /// Captures the following calls into a graph, with events around some of them if it is timed.
+    pub(crate) fn begin_capture(&mut self, is_timed: bool) {
+        if let Err(error) = self.join_side() {
+            // The next call on the GPU reports it.
+            tracing::debug!(%error, "asynchronous calls are not waited for before others are captured");
+        }
+        self.capture = Some(Capture::new(is_timed));
+    }
+
+    /// Ends the capture, and returns the data with which the graph's launches are watched.
+    pub(crate) fn end_capture(&mut self) -> Arc<StreamCapture> {
+        self.capture.take().unwrap_or_else(|| Capture::new(false)).finish()
+    }
+
+    /// Watches a graph with captured calls. `launch` launches it on the compute stream, or reports that it could not.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn replay(
+        &mut self,
+        captured: &Arc<StreamCapture>,
+        deadline: Instant,
+        launch: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.watchdog.check()?;
+        self.return_from_side()?;
+        self.device.bind()?;
+        let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
+        let _inside = watchdog.enter(|entry| CallerEvent::Launching { entry, at, deadline, calls })?;
+        self.marks.timer.launching(captured)?;
+        if launch() {
+            let is_own = |(_, path, _): &(CallFingerprint, Path, u64)| matches!(path, Path::PeerMemory(_));
+            self.has_own_kernels |= captured.calls().counts().iter().any(is_own);
+            watchdog.report(CallerEvent::Launched);
+            if let Some(end) = self.marks.place(&watchdog, COMPUTE, &self.streams[COMPUTE], at)? {
+                self.marks.timer.launched(captured, &end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every enqueued call is done, at most until the deadline.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn synchronize(&mut self, deadline: Instant) -> Result<()> {
+        let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
+        // Other threads may enqueue more in the meantime: that is not waited for.
+        compute.record(&self.streams[COMPUTE])?;
+        side.record(&self.streams[SIDE])?;
+        let group = &watchdog.status().members.group;
+        let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
+        watchdog.wait(what, None, deadline, || Ok(compute.is_done()? && side.is_done()?))?;
+        watchdog.report(CallerEvent::Idle);
+        self.has_own_kernels = false;
+        Ok(())
+    }
+
+    /// Returns the watchdog of the group.
+    pub(crate) fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
+    }
+
+    /// Returns the source of the times of enqueued calls.
+    pub(crate) fn timings(&self) -> Arc<dyn Timings> {
+        Arc::clone(&self.marks.timer) as Arc<dyn Timings>
+    }
+
+    /// Returns the bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
+    pub(crate) fn link_gbs(&self) -> Option<f64> {
+        self.link_gbs
+    }
 }
 
 /// The events after calls: few, as each costs GPU time.
@@ -398,125 +515,6 @@ impl Backend for StreamGroup {
 
     fn abort(&mut self, why: &Error) {
         self.watchdog.abort(why);
-    }
-}
-
-impl StreamGroup {
-    /// Returns the GPU whose memory contains the buffers of calls.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Begins a call on a second stream, after the earlier work of the compute stream and in parallel with its later work.
-    ///
-    /// # Errors
-    /// As [`submit`](Backend::submit).
-    pub(crate) fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
-        let [compute, side] = self.streams.clone();
-        self.device.bind()?;
-        // Ordered after the computation of the input, and in parallel with later work.
-        let ready = Event::new(&compute, false)?;
-        ready.record(&compute)?;
-        side.wait_event(&ready)?;
-        self.is_on_side = true;
-        let completion = self.enqueue(&mut call, SIDE)?;
-        let done = Event::new(&side, false)?;
-        done.record(&side)?;
-        let Call { fingerprint, sequence, deadline, .. } = call;
-        let watchdog = Arc::clone(&self.watchdog);
-        let compute = compute.clone();
-        Ok((completion, Box::new(SideCall { watchdog, done, compute, fingerprint, sequence, deadline })))
-    }
-
-    /// Executes several calls, which the backend may combine; each gets a completion.
-    ///
-    /// # Errors
-    /// As [`submit`](Backend::submit).
-    pub(crate) fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
-        let compute = self.streams[COMPUTE].clone();
-        self.watchdog.check()?;
-        self.return_from_side()?;
-        self.device.bind()?;
-        let captured = compute.is_capturing()?;
-        let paths = self.launch_group(&mut calls, captured, deadline);
-        self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
-        Ok(paths?
-            .into_iter()
-            .map(|path| Completion { path, enqueued: true, captured, waited: Duration::ZERO })
-            .collect())
-    }
-
-    /// Captures the following calls into a graph, with events around some of them if it is timed.
-    pub(crate) fn begin_capture(&mut self, is_timed: bool) {
-        if let Err(error) = self.join_side() {
-            // The next call on the GPU reports it.
-            tracing::debug!(%error, "asynchronous calls are not waited for before others are captured");
-        }
-        self.capture = Some(Capture::new(is_timed));
-    }
-
-    /// Ends the capture, and returns the data with which the graph's launches are watched.
-    pub(crate) fn end_capture(&mut self) -> Arc<StreamCapture> {
-        self.capture.take().unwrap_or_else(|| Capture::new(false)).finish()
-    }
-
-    /// Watches a graph with captured calls. `launch` launches it on the compute stream, or reports that it could not.
-    ///
-    /// # Errors
-    /// As [`submit`](Backend::submit).
-    pub(crate) fn replay(
-        &mut self,
-        captured: &Arc<StreamCapture>,
-        deadline: Instant,
-        launch: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        self.watchdog.check()?;
-        self.return_from_side()?;
-        self.device.bind()?;
-        let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
-        let _inside = watchdog.enter(|entry| CallerEvent::Launching { entry, at, deadline, calls })?;
-        self.marks.timer.launching(captured)?;
-        if launch() {
-            let is_own = |(_, path, _): &(CallFingerprint, Path, u64)| matches!(path, Path::PeerMemory(_));
-            self.has_own_kernels |= captured.calls().counts().iter().any(is_own);
-            watchdog.report(CallerEvent::Launched);
-            if let Some(end) = self.marks.place(&watchdog, COMPUTE, &self.streams[COMPUTE], at)? {
-                self.marks.timer.launched(captured, &end);
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until every enqueued call is done, at most until the deadline.
-    ///
-    /// # Errors
-    /// As [`submit`](Backend::submit).
-    pub(crate) fn synchronize(&mut self, deadline: Instant) -> Result<()> {
-        let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
-        // Other threads may enqueue more in the meantime: that is not waited for.
-        compute.record(&self.streams[COMPUTE])?;
-        side.record(&self.streams[SIDE])?;
-        let group = &watchdog.status().members.group;
-        let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
-        watchdog.wait(what, None, deadline, || Ok(compute.is_done()? && side.is_done()?))?;
-        watchdog.report(CallerEvent::Idle);
-        self.has_own_kernels = false;
-        Ok(())
-    }
-
-    /// Returns the watchdog of the group.
-    pub(crate) fn watchdog(&self) -> &Watchdog {
-        &self.watchdog
-    }
-
-    /// Returns the source of the times of enqueued calls.
-    pub(crate) fn timings(&self) -> Arc<dyn Timings> {
-        Arc::clone(&self.marks.timer) as Arc<dyn Timings>
-    }
-
-    /// Returns the bandwidth of this rank's links in one direction, in 10⁹ bytes per second, if the hardware is rated.
-    pub(crate) fn link_gbs(&self) -> Option<f64> {
-        self.link_gbs
     }
 }
 

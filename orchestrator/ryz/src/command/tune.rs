@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::doctor;
+use crate::output_file;
 use crate::tune::{self, Request, Tuned};
 use ryzanstein_benches::measure::{Collective, UnknownCollective};
 use ryzanstein_benches::suite::Sweep;
@@ -156,7 +157,7 @@ fn finish(
     let old = table.replace(tuned.world_size, tuned.on_gpus, &names, tuned.ranges.clone());
     let is_written = args.apply || args.out.is_some();
     if is_written {
-        tune::store_table(target, &table.json())?;
+        output_file::store(target, &table.json())?;
     }
     let text = if args.format == screen::Format::Json {
         format!("{}\n", tune::json(tuned, is_written.then(|| target.display().to_string()).as_deref()))

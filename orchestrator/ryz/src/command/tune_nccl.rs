@@ -121,8 +121,7 @@ fn as_text(found: &Found, screen: &screen::Args) -> String {
         let _ = writeln!(text, "{}", wrap(OWN_KERNELS, 2, stdout));
     }
     for (Proposal { key, value, reason }, changes) in &found.effective {
-        let line = format!("{key} = {value}: {reason}");
-        let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
+        let _ = writeln!(text, "{key} = {value:?}\n  {}", wrap(reason, 2, stdout));
         for (name, before, after) in changes {
             for (mark, value) in [('-', before), ('+', after)] {
                 if let Some(value) = value {
@@ -138,7 +137,7 @@ fn as_text(found: &Found, screen: &screen::Args) -> String {
     if found.effective.is_empty() {
         text += "nothing to propose\n";
     } else {
-        text += "none of this was measured (ryz bench --vary algorithm or protocol does); to use it, write the settings into the \
+        text += "none of this was measured (ryz bench --vary algorithm or protocol does); to use a proposal, write it into the \
                  configuration file\n";
     }
     text

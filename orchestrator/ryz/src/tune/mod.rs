@@ -5,10 +5,8 @@ mod crossover;
 mod measure;
 mod nccl;
 mod report;
-mod write;
 
 pub use crossover::{Timed, Turn, choose, ranges};
 pub use measure::{Request, Sizes, Tuned, run};
 pub use nccl::{Proposal, Situation, changes, own_kernels_carry, propose};
 pub use report::{json, table};
-pub use write::store_table;

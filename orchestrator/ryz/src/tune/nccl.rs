@@ -39,7 +39,7 @@ pub(super) const ENV: &str = "nccl.env.";
 pub struct Proposal {
     /// The dotted key.
     pub key: &'static str,
-    /// The value, as it is written in the file.
+    /// The value.
     pub value: String,
     /// The reason for the value.
     pub reason: String,

@@ -168,14 +168,25 @@ fn proposals_for_nccl_show_the_variables_that_they_change() {
     let asked = ["tune", "--nccl", "--preset", "dgx-h100", "--nnodes", "2", "--bytes", "16KiB"];
     let (stdout, _) = well(&ryz(state.path(), &asked, &[("NCCL_CROSS_NIC", "1")]));
     for wanted in [
-        "nccl.profile = inference: ",
+        "nccl.profile = \"inference\"\n  messages of ",
         "  + NCCL_MAX_CTAS=16",
         "  + NCCL_ALGO=Ring;allreduce:Tree",
-        "write the settings into the configuration file",
+        "write it into the configuration file",
     ] {
         assert!(stdout.contains(wanted), "{stdout}");
     }
     assert!(stdout.contains("nccl.env.NCCL_CROSS_NIC = 0 has no effect"), "{stdout}");
+    // The configuration file takes the lines.
+    let lines: Vec<&str> =
+        stdout.lines().filter(|line| line.starts_with("nccl.") && line.ends_with('"')).collect();
+    let file = state.path().join("proposed.toml");
+    std::fs::write(&file, lines.join("\n")).expect("written");
+    let shown =
+        well(&ryz(state.path(), &["config", "show", "--config", file.to_str().expect("a path")], &[])).0;
+    assert!(
+        lines.len() == 2 && shown.contains("inference") && shown.contains("Ring;allreduce:Tree"),
+        "{shown}"
+    );
     let (stdout, _) = well(&ryz(state.path(), &[&asked[..], &["--format", "json"]].concat(), &[]));
     let report: Value = serde_json::from_str(&stdout).expect("one object");
     let keys: Vec<&str> = report["proposals"]
@@ -198,7 +209,7 @@ fn proposals_for_nccl_show_the_variables_that_they_change() {
     let (stdout, _) =
         well(&ryz(state.path(), &["tune", "--nccl", "--preset", "hybrid", "--model", model], &[]));
     assert!(
-        stdout.starts_with("For all-reduces of ") && stdout.contains("nccl.profile = inference"),
+        stdout.starts_with("For all-reduces of ") && stdout.contains("nccl.profile = \"inference\""),
         "{stdout}"
     );
 }

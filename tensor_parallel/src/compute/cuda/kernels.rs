@@ -9,6 +9,7 @@ use ryzanstein_process_group::device::Kernel;
 
 use super::attention::Variant;
 use super::gemm::Tiles;
+use crate::checkpoint::LEAVES;
 use crate::compute::batch::PAGE_SIZE;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
@@ -59,9 +60,14 @@ impl Source {
     /// Returns the complete source text.
     pub(super) fn text(self) -> String {
         let (source, defined): (_, Vec<(&str, String)>) = match self {
-            Self::Rows(element, other) => {
-                (ROWS, vec![("ELEMENT", element.to_string()), ("OTHER", other.to_string())])
-            }
+            Self::Rows(element, other) => (
+                ROWS,
+                vec![
+                    ("ELEMENT", element.to_string()),
+                    ("OTHER", other.to_string()),
+                    ("LEAVES", LEAVES.to_string()),
+                ],
+            ),
             Self::Vector(element, other, result, rows) => (
                 VECTOR,
                 vec![

@@ -16,9 +16,6 @@ use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-// `rows.cu` has this number too.
-const _: () = assert!(LEAVES == 8);
-
 /// Checks the operands of a norm: `y` and `out` are like `x`, and the weight is as long as a row.
 fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
     if weight.count() != x.columns() {
@@ -93,8 +90,8 @@ impl Kernels {
         let mut call = self.call(Source::Rows(out.dtype(), DType::F32), "sum_of_leaves");
         call.write_from(out, first)?.read(terms)?.value((rows * columns) as u64);
         call.value(to_u32("leaves", leaves)?).value(to_u32("trees", count / leaves)?);
-        // SAFETY: the kernel reads the `leaves` × `trees` terms, and writes as many elements of `out` as each has, from row `first` on:
-        // checked above.
+        // SAFETY: the kernel reads the `leaves` × `trees` terms, and writes `rows` × `columns` elements of `out` from row `first` on: checked
+        // above.
         unsafe { call.launch_over(rows * columns) }
     }
 

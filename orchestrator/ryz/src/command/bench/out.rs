@@ -22,7 +22,7 @@ pub(super) fn check(file: &Path) -> anyhow::Result<()> {
 pub(super) fn rows(file: &Path) -> anyhow::Result<Vec<RecordedRow>> {
     let shown = file.display().to_string();
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
-    Ok(parse_rows(&text, "--rows", &shown)?)
+    Ok(parse_rows(&text, &shown)?)
 }
 
 /// A file that grows by a line with every row.

@@ -44,11 +44,8 @@ extern "C" __global__ void add(ELEMENT* x, const OTHER* y, u64 count, u64 period
     }
 }
 
-// As many terms as a tree can have.
-#define LEAVES 8
-
-// out = the sum of terms of `length` elements, rounded once. The terms of a tree are added in pairs of neighbours, then the sums of the trees
-// one after the other. `leaves` is a power of two.
+// out = the sum of terms of `length` elements, rounded once. The terms of a tree are added in pairs of neighbours, then the sums of the
+// trees one after the other. A tree has `leaves` terms, a power of two of at most LEAVES.
 extern "C" __global__ void sum_of_leaves(ELEMENT* __restrict__ out, const float* terms, u64 length, u32 leaves, u32 trees) {
     wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
