@@ -56,6 +56,7 @@ mod as_text {
     use serde::de::{Deserialize, Deserializer, Error};
     use serde::ser::Serializer;
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields so")]
     pub(super) fn serialize<S: Serializer>(value: &BackendChoice, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
