@@ -122,7 +122,11 @@ pub(crate) fn error(refusal: wire::Refusal) -> pg::Error {
 
 #[cfg(test)]
 mod tests {
-    use ryzanstein_process_group::{BackendKind, BackendSelection, Cpus, LocalRank, Member, Roster};
+    use ryzanstein_config::BackendChoice;
+    use ryzanstein_process_group::{
+        BackendKind, BackendSelection, Candidate, Capability, ComponentVersion, Cpus, Exclusive, LocalRank,
+        Member, Roster,
+    };
 
     use super::*;
 
@@ -140,6 +144,41 @@ mod tests {
             roster: Roster { epoch: Epoch(3), members: members.collect() },
             selection: BackendSelection { backend: BackendKind::Tcp, reason: "asked for".into() },
         }
+    }
+
+    #[test]
+    fn what_a_rank_says_of_itself_survives_the_wire_but_for_the_summary() {
+        let text = |text: &str| text.to_owned();
+        let exclusive = Exclusive { id: text("GPU-1"), name: text("GPU 1"), rule: text("one rank each") };
+        let version =
+            ComponentVersion { component: text("NCCL"), version: text("2.28"), rule: text("one for all") };
+        let usable = Capability {
+            exclusive: Some(exclusive),
+            version: Some(version),
+            ..Capability::usable(BackendKind::Nccl)
+        };
+        let candidate = Candidate {
+            host: text("node1"),
+            pid: 17,
+            cpus: Cpus { count: 2, list: text("0-1") },
+            data_address: Some(([10, 0, 0, 1], 40_000).into()),
+            wanted: BackendChoice::Auto,
+            capabilities: vec![usable, Capability::unusable(BackendKind::Tcp, "no port", "no port is free")],
+        };
+        let participant = Participant {
+            rank: Some(Rank(3)),
+            local_rank: None,
+            node_rank: Some(1),
+            candidate: candidate.clone(),
+        };
+        let request = join_request(&participant, Some(Epoch(2)), 8, Duration::from_secs(5));
+        let join = join(request, Duration::from_secs(1)).unwrap();
+        assert_eq!((join.epoch, join.world_size, join.deadline), (Some(Epoch(2)), 8, Duration::from_secs(6)));
+        let Participant { rank, local_rank, node_rank, candidate: there } = join.participant;
+        assert_eq!((rank, local_rank, node_rank), (Some(Rank(3)), None, Some(1)));
+        let mut here = candidate;
+        here.capabilities[1].summary = None;
+        assert_eq!(there, here);
     }
 
     #[test]

@@ -151,6 +151,7 @@ mod tests {
         drop(worker);
         assert!(work.wait().unwrap_err().to_string().contains("has died"));
     }
+
     #[test]
     fn an_operation_that_nobody_waits_for_leaves_the_group_usable() {
         in_time(|| {
