@@ -8,15 +8,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ryzanstein_config::RendezvousConfig;
-use ryzanstein_process_group::security::{self, Secured, Security};
+use ryzanstein_process_group::security::{self, Handshake, Protocol, Secured, Security};
 use ryzanstein_process_group::{AdmissionToken, HalfOpen, Secret};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
-
-use super::handshake;
 
 /// Counters of the acceptor.
 #[derive(Debug, Default)]
@@ -54,8 +52,7 @@ impl ConnectionCounts {
 }
 
 pub(super) struct Acceptor {
-    secret: Secret,
-    security: Security,
+    handshake: Handshake,
     handshake_timeout: Duration,
     most: usize,
     counts: Arc<ConnectionCounts>,
@@ -71,8 +68,7 @@ impl Acceptor {
     ) -> (Self, ReceiverStream<io::Result<AuthenticatedStream>>) {
         let (admitted, incoming) = mpsc::channel(64);
         let acceptor = Self {
-            secret,
-            security,
+            handshake: Handshake { protocol: Protocol::Control, secret, security },
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
             counts,
@@ -105,17 +101,22 @@ impl Acceptor {
                 continue;
             }
             let counts = self.counts();
-            let (secret, security, wait) =
-                (self.secret.clone(), self.security.clone(), self.handshake_timeout);
+            let (handshake, wait) = (self.handshake.clone(), self.handshake_timeout);
             let (admitted, admission) = (self.admitted.clone(), AdmissionToken::default());
             let own = admission.clone();
             let task = tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
                 let Ok(here) = stream.local_addr() else { return };
-                let protection = security.protection(here.ip());
-                let handshake = handshake::accept(stream, &secret, &security, protection, &own);
-                match tokio::time::timeout(wait, handshake).await {
-                    Ok(Ok(stream)) => {
+                let protection = handshake.security.protection(here.ip());
+                let admitting = async {
+                    match handshake.accept::<_, 0>(stream, protection, &own).await? {
+                        Some(client) => client.welcome().await.map(Some),
+                        None => Ok(None),
+                    }
+                };
+                match tokio::time::timeout(wait, admitting).await {
+                    Ok(Ok(None)) => {}
+                    Ok(Ok(Some(stream))) => {
                         counts.connections.fetch_add(1, Ordering::Relaxed);
                         let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
                     }

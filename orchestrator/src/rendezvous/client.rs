@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use ryzanstein_config::HostPort;
-use ryzanstein_process_group::security::{Secured, Security};
+use ryzanstein_process_group::security::{Handshake, HandshakeError, Protocol, Secured, Security};
 use ryzanstein_process_group::store::{Store, check};
 use ryzanstein_process_group::{
     Candidate, Epoch, Error, LocalRank, Membership, Rank, Rendezvous, Result, Secret,
@@ -17,9 +17,8 @@ use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
 
+use super::codec;
 use super::core::Participant;
-use super::handshake::HandshakeError;
-use super::{codec, handshake};
 use crate::control as wire;
 use crate::control::control_client::ControlClient;
 use crate::status::wire::Report;
@@ -107,7 +106,8 @@ impl Client {
         let runtime = RuntimeThread::start("ryz-control")
             .map_err(Error::system("cannot start the thread of the rendezvous"))
             .map_err(|error| Unconnected { error, by_member: false })?;
-        let connecting = connect(server.clone(), secret.clone(), security, deadline);
+        let handshake = Handshake { protocol: Protocol::Control, secret: secret.clone(), security };
+        let connecting = connect(server.clone(), handshake, deadline);
         let connected = runtime.block_on(deadline + NETWORK_MARGIN, connecting);
         let (stub, local) = connected.unwrap_or(Err(ConnectError::NoAnswer)).map_err(|why| Unconnected {
             by_member: why.is_of_a_member(),
@@ -280,20 +280,15 @@ impl From<Unconnected> for Error {
 }
 
 /// Resolves the name, connects and does the handshake, once.
-async fn open(
-    server: &HostPort,
-    secret: &Secret,
-    security: &Security,
-) -> Result<Secured<TcpStream>, io::Error> {
+async fn open(server: &HostPort, handshake: &Handshake) -> Result<Secured<TcpStream>, io::Error> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in tokio::net::lookup_host((server.host(), server.port())).await? {
         match TcpStream::connect(address).await {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 // The name may be 0.0.0.0; the server decides by the address at which it was reached.
-                let protection = security.protection(stream.peer_addr()?.ip());
-                let handshake = handshake::connect(stream, secret, security, protection);
-                return handshake.await.map_err(io::Error::other);
+                let protection = handshake.security.protection(stream.peer_addr()?.ip());
+                return handshake.connect(stream, protection, &[]).await.map_err(io::Error::other);
             }
             Err(error) => last = error,
         }
@@ -303,14 +298,13 @@ async fn open(
 
 async fn connect(
     server: HostPort,
-    secret: Secret,
-    security: Security,
+    handshake: Handshake,
     deadline: Instant,
 ) -> Result<(ControlClient<Channel>, IpAddr), ConnectError> {
     let started = Instant::now();
     let (mut last, mut closed) = (None, 0);
     let stream = loop {
-        let error = match tokio::time::timeout_at(deadline.into(), open(&server, &secret, &security)).await {
+        let error = match tokio::time::timeout_at(deadline.into(), open(&server, &handshake)).await {
             Ok(Ok(stream)) => break stream,
             Ok(Err(error)) => error,
             // The time may end in an attempt that has not reached anything yet.
@@ -322,13 +316,13 @@ async fn connect(
                 });
             }
         };
-        let handshake = handshake_error(&error);
+        let refusal = handshake_error(&error);
         // The server of a broken connection may be a rendezvous that is just starting, one that strangers flood closes some
         // connections, and somebody may have changed bytes on their way; retrying helps in no other case.
-        closed += u32::from(matches!(handshake, Some(HandshakeError::Closed)));
-        let may_help = match handshake {
-            None | Some(HandshakeError::Io(_) | HandshakeError::Tls(_)) => true,
-            Some(HandshakeError::Closed) => closed < MOST_CLOSED,
+        closed += u32::from(matches!(refusal, Some(HandshakeError::Closed(_))));
+        let may_help = match refusal {
+            None | Some(HandshakeError::Io(_) | HandshakeError::Refused | HandshakeError::Tls(_)) => true,
+            Some(HandshakeError::Closed(_)) => closed < MOST_CLOSED,
             Some(_) => false,
         };
         if !may_help {
@@ -349,12 +343,12 @@ async fn connect(
     let mut first = Some(stream);
     let connector = tower::service_fn(move |_: Uri| {
         let ready = first.take();
-        let (server, secret, security) = (server.clone(), secret.clone(), security.clone());
+        let (server, handshake) = (server.clone(), handshake.clone());
         async move {
             let stream = match ready {
                 Some(stream) => stream,
                 // The first connection broke. If the rendezvous still runs, it accepts this rank again.
-                None => open(&server, &secret, &security).await?,
+                None => open(&server, &handshake).await?,
             };
             Ok::<_, io::Error>(TokioIo::new(stream))
         }

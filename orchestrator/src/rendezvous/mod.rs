@@ -8,8 +8,6 @@ mod client;
 pub(crate) mod codec;
 mod connect;
 pub(crate) mod core;
-#[doc(hidden)]
-pub mod handshake;
 mod host;
 pub mod listen;
 #[doc(hidden)]

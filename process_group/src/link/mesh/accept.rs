@@ -9,10 +9,9 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::prove::{HandshakeError, Prover};
+use super::prove::{LinkError, LinkId, Prover};
 use super::{Bound, RETRY};
 use crate::link::security::{self, Channel, Connecting, Protection};
-use crate::link::wire::hello::LinkId;
 use crate::membership::half_open::{AdmissionToken, HalfOpen};
 use crate::types::rank::{Epoch, Rank};
 use crate::types::sync::lock;
@@ -48,7 +47,7 @@ impl Acceptor {
                     tokio::spawn(async move { report(from, this.welcome_tcp(stream, &own).await) })
                 }
                 Ok(Accepted::Unix(stream)) => tokio::spawn(async move {
-                    let here = this.prover.security.protection_within_host();
+                    let here = this.prover.handshake.security.protection_within_host();
                     report("a Unix socket", this.welcome(stream, here, &own).await);
                 }),
                 Err(error) => {
@@ -63,9 +62,9 @@ impl Acceptor {
         }
     }
 
-    async fn welcome_tcp(&self, stream: TcpStream, admission: &AdmissionToken) -> Result<(), HandshakeError> {
+    async fn welcome_tcp(&self, stream: TcpStream, admission: &AdmissionToken) -> Result<(), LinkError> {
         stream.set_nodelay(true)?;
-        let here = self.prover.security.protection(stream.local_addr()?.ip());
+        let here = self.prover.handshake.security.protection(stream.local_addr()?.ip());
         self.welcome(stream, here, admission).await
     }
 
@@ -74,7 +73,7 @@ impl Acceptor {
         stream: S,
         here: Protection,
         admission: &AdmissionToken,
-    ) -> Result<(), HandshakeError> {
+    ) -> Result<(), LinkError> {
         if let Some((id, connection)) =
             self.prover.accept(stream, here, self.epoch, self.me, admission).await?
         {
@@ -120,13 +119,13 @@ fn evicted(connections: usize) {
 }
 
 /// Counts and logs a connection if it was rejected.
-fn report(from: impl Display, outcome: Result<(), HandshakeError>) {
+fn report(from: impl Display, outcome: Result<(), LinkError>) {
     let Err(why) = outcome else { return };
     security::count_refused("data", why.reason());
     match why {
         // The other end knows the secret: no outsider can fill the log.
-        HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Tls(_) => {
-            tracing::warn!(%from, "refused a rank's connection: {why}");
+        LinkError::Handshake(error) if error.is_of_a_member() => {
+            tracing::warn!(%from, "refused a rank's connection: {error}");
         }
         _ => tracing::debug!(%from, %why, "refused a connection to the data plane"),
     }

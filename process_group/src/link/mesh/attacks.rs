@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use rustix::process::geteuid;
 use ryzanstein_config::{EncryptionChoice, SecurityConfig};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::accept::{Acceptor, Arrivals};
 use super::dial::Dialler;
-use super::prove::{HandshakeError, Prover};
+use super::prove::{LinkError, LinkId, Prover};
 use super::{Bound, unix};
-use crate::link::security::{Channel, Mismatch, Protection, Security};
-use crate::link::wire::hello::{self, CHALLENGE, CLIENT_PROOF, HELLO, LinkId, REPLY};
+use crate::link::security::handshake::{OPENING, PROOF};
+use crate::link::security::{Channel, Handshake, HandshakeError, Mismatch, Protection, Protocol, Security};
 use crate::membership::half_open::HalfOpen;
 use crate::membership::roster::Secret;
 use crate::testing::LATE;
@@ -107,7 +107,7 @@ fn security(encryption: EncryptionChoice) -> Security {
 }
 
 fn prover(secret: Secret, security: Security) -> Prover {
-    Prover { secret, security, limit: NEVER }
+    Prover { handshake: Handshake { protocol: Protocol::Data, secret, security }, limit: NEVER }
 }
 
 fn link(epoch: Epoch) -> LinkId {
@@ -119,7 +119,7 @@ async fn dial(
     secret: Secret,
     security: Security,
     epoch: Epoch,
-) -> Result<Channel, HandshakeError> {
+) -> Result<Channel, LinkError> {
     let stream = TcpStream::connect(to).await?;
     let here = security.protection(to.ip());
     prover(secret, security).dial(stream, here, &link(epoch)).await
@@ -139,7 +139,7 @@ fn who_knows_the_secret_gets_in_and_another_secret_is_refused() {
         refuses(encryption, &["secret"], async |address| {
             dial(address, OURS, security(encryption), EPOCH).await.expect("a link");
             let refused = dial(address, Secret::new([8; 32]), security(encryption), EPOCH).await.unwrap_err();
-            assert!(matches!(refused, HandshakeError::Refused), "{refused}");
+            assert!(matches!(refused, LinkError::Handshake(HandshakeError::WrongSecret)), "{refused}");
         });
     }
 }
@@ -151,10 +151,8 @@ fn who_has_no_secret_is_refused_whatever_it_says() {
             say(address, b"GET / HTTP/1.1\r\n\r\n").await;
             // The first bytes of an ordinary TLS client.
             say(address, &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await;
-            let mut proof = [0; CLIENT_PROOF];
             let protection = security(encryption).protection(address.ip());
-            proof[..CHALLENGE].copy_from_slice(&hello::challenge(protection, &[1; 32]));
-            say(address, &proof).await;
+            say(address, &[&opening(protection)[..], &[0; PROOF]].concat()).await;
         });
     }
 }
@@ -172,7 +170,7 @@ fn a_recorded_handshake_opens_no_second_link() {
                 );
             };
             let (said, ()) = tokio::join!(record(&middle, address), honest);
-            assert!(said.len() >= CLIENT_PROOF + HELLO);
+            assert!(said.len() > OPENING + 2 * PROOF);
             say(address, &said).await;
         });
     }
@@ -214,12 +212,7 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
         let slow = async {
             let mut from = middle.accept().await.unwrap().0;
             let mut to = TcpStream::connect(address).await.unwrap();
-            let mut bytes = [0; CHALLENGE];
-            to.read_exact(&mut bytes).await.unwrap();
-            from.write_all(&bytes).await.unwrap();
-            let mut bytes = [0; CLIENT_PROOF];
-            from.read_exact(&mut bytes).await.unwrap();
-            to.write_all(&bytes).await.unwrap();
+            pass_on_clear(&mut from, &mut to).await;
             // TLS begins only after a correct proof.
             let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
             let mut first = [0; 1];
@@ -227,7 +220,10 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
                 _ = copy(&mut hear, &mut forth) => unreachable!("it waits for the other"),
                 read = back.read_exact(&mut first) => read.unwrap(),
             };
-            let outsiders = [outsider(address).await, outsider(address).await];
+            let mut outsiders = Vec::new();
+            for _ in 0..2 {
+                outsiders.push(hesitate(TcpStream::connect(address).await.unwrap()).await);
+            }
             answer.write_all(&first).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;
             drop(outsiders);
@@ -239,18 +235,36 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     });
 }
 
-/// Connects, sends nothing, and waits for the first bytes.
-async fn outsider(address: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+/// Passes on all that comes before TLS, as both ends know the secret.
+async fn pass_on_clear(client: &mut TcpStream, server: &mut TcpStream) {
+    pass(client, server, OPENING).await;
+    pass(server, client, OPENING + PROOF).await;
+    pass(client, server, PROOF).await;
+}
+
+async fn pass(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
+    let mut bytes = vec![0; length];
+    from.read_exact(&mut bytes).await.unwrap();
+    to.write_all(&bytes).await.unwrap();
+}
+
+/// Returns an opening of one who does not know the secret.
+fn opening(protection: Protection) -> [u8; OPENING] {
+    let stranger = prover(Secret::new([1; 32]), security(EncryptionChoice::Auto));
+    stranger.handshake.opening(protection).unwrap()
+}
+
+/// Opens, waits for the answer, and sends no proof.
+async fn hesitate<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) -> S {
+    stream.write_all(&opening(Protection::Clear)).await.unwrap();
+    stream.read_exact(&mut [0; OPENING + PROOF]).await.unwrap();
     stream
 }
 
 #[test]
-fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
+fn who_proves_nothing_at_the_unix_socket_keeps_nobody_out() {
     with_room_for(HalfOpen::at_most(1), security(EncryptionChoice::Auto), &["evicted"], async |address| {
-        let mut silent = unix::dial(address, geteuid()).expect("a Unix socket");
-        silent.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+        let mut silent = hesitate(unix::dial(address, geteuid()).expect("a Unix socket")).await;
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::Auto))));
         let link = dialler.dial(address, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");
         let address = rustix::net::getsockname(link.socket()).unwrap();
@@ -264,7 +278,7 @@ fn a_rank_of_another_epoch_is_refused() {
     for encryption in BOTH {
         refuses(encryption, &["epoch"], async |address| {
             let refused = dial(address, OURS, security(encryption), Epoch(1)).await.unwrap_err();
-            assert!(matches!(refused, HandshakeError::Refused), "{refused}");
+            assert!(matches!(refused, LinkError::Handshake(HandshakeError::Refused)), "{refused}");
         });
     }
 }
@@ -279,7 +293,7 @@ fn two_ranks_of_which_one_encrypts_are_both_told_which() {
             let here = security(dialling).protection(address.ip());
             let there = security(accepting).protection(address.ip());
             assert!(
-                matches!(refused, HandshakeError::Mismatch(m) if m == Mismatch { here, there }),
+                matches!(refused, LinkError::Handshake(HandshakeError::Mismatch(m)) if m == Mismatch { here, there }),
                 "{refused}"
             );
             assert!(refused.is_final());
@@ -300,14 +314,7 @@ fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
         let intercept = async {
             let mut dialler = middle.accept().await.unwrap().0;
             let mut acceptor = TcpStream::connect(address).await.unwrap();
-            // The clear bytes are passed on: both ends know the secret.
-            let (mut challenge, mut proof, mut reply) = ([0; CHALLENGE], [0; CLIENT_PROOF], [0; REPLY]);
-            acceptor.read_exact(&mut challenge).await.unwrap();
-            dialler.write_all(&challenge).await.unwrap();
-            dialler.read_exact(&mut proof).await.unwrap();
-            acceptor.write_all(&proof).await.unwrap();
-            acceptor.read_exact(&mut reply).await.unwrap();
-            dialler.write_all(&reply).await.unwrap();
+            pass_on_clear(&mut dialler, &mut acceptor).await;
             let own = security(EncryptionChoice::On);
             let (dialler, acceptor) = tokio::join!(
                 own.accept(Protection::Encrypted, dialler),
@@ -318,7 +325,9 @@ fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
         };
         let (refused, ()) = tokio::join!(victim, intercept);
         let refused = refused.unwrap_err();
-        assert!(matches!(refused, HandshakeError::Refused | HandshakeError::Io(_)), "{refused}");
+        let is_hung_up =
+            matches!(refused, LinkError::Handshake(HandshakeError::Refused | HandshakeError::Io(_)));
+        assert!(is_hung_up, "{refused}");
     });
 }
 
@@ -329,19 +338,24 @@ fn a_rank_that_encrypts_says_nothing_to_one_who_claims_that_nobody_does() {
         let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
         let downgrade = async {
             let mut dialler = middle.accept().await.unwrap().0;
-            dialler.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
-            let mut heard = vec![0; CLIENT_PROOF];
+            let mut heard = vec![0; OPENING];
             dialler.read_exact(&mut heard).await.unwrap();
             // Whatever it answers, it does not know the secret.
-            dialler.write_all(&[5; REPLY]).await.unwrap();
+            dialler.write_all(&opening(Protection::Clear)).await.unwrap();
+            dialler.write_all(&[5; PROOF]).await.unwrap();
             dialler.read_to_end(&mut heard).await.unwrap();
             heard
         };
         let (refused, heard) = tokio::join!(victim, downgrade);
         let refused = refused.unwrap_err();
-        assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
-        assert_eq!(heard.len(), CLIENT_PROOF, "what shows the setting, and no rank, group or epoch");
+        assert_strange(&refused);
+        assert_eq!(heard.len(), OPENING, "what shows the setting, and no rank, group or epoch");
     });
+}
+
+fn assert_strange(refused: &LinkError) {
+    let is_strange = matches!(refused, LinkError::Handshake(HandshakeError::WrongSecret));
+    assert!(is_strange && !refused.is_final(), "{refused}");
 }
 
 #[test]
@@ -354,15 +368,13 @@ fn who_accepts_without_the_secret_gets_no_link() {
             let accept = async {
                 let mut stream = impostor.accept().await.unwrap().0;
                 let protection = security(encryption).protection(at.ip());
-                stream.write_all(&hello::challenge(protection, &[1; 32])).await.unwrap();
-                stream.read_exact(&mut [0; CLIENT_PROOF]).await.unwrap();
-                stream.write_all(&[5; REPLY]).await.unwrap();
+                stream.read_exact(&mut [0; OPENING]).await.unwrap();
+                stream.write_all(&[&opening(protection)[..], &[5; PROOF]].concat()).await.unwrap();
                 // Waits until the other end closes the connection.
                 let _ = stream.read(&mut [0]).await;
             };
             let (refused, ()) = tokio::join!(victim, accept);
-            let refused = refused.unwrap_err();
-            assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
+            assert_strange(&refused.unwrap_err());
         }
     });
 }
@@ -377,27 +389,21 @@ fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
         let honest = dialler.dial(at, false, &id, Instant::now() + LATE);
         let trouble = async {
             let mut outsider = middle.accept().await.unwrap().0;
-            outsider.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
+            outsider.write_all(&opening(Protection::Clear)).await.unwrap();
             drop(outsider);
             let (mut from, mut to) =
                 (middle.accept().await.unwrap().0, TcpStream::connect(address).await.unwrap());
-            let mut challenge = [0; CHALLENGE];
-            to.read_exact(&mut challenge).await.unwrap();
-            challenge[5] = Protection::Clear.byte();
-            from.write_all(&challenge).await.unwrap();
+            pass(&mut from, &mut to, OPENING).await;
+            let mut answer = [0; OPENING];
+            to.read_exact(&mut answer).await.unwrap();
+            // The byte of the protection.
+            answer[7] ^= 1;
+            from.write_all(&answer).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;
             // The first byte of TLS.
             let (mut from, mut to) =
                 (middle.accept().await.unwrap().0, TcpStream::connect(address).await.unwrap());
-            let mut clear = [0; CHALLENGE + CLIENT_PROOF + REPLY];
-            let (challenge, proof) = clear.split_at_mut(CHALLENGE);
-            let (proof, reply) = proof.split_at_mut(CLIENT_PROOF);
-            to.read_exact(challenge).await.unwrap();
-            from.write_all(challenge).await.unwrap();
-            from.read_exact(proof).await.unwrap();
-            to.write_all(proof).await.unwrap();
-            to.read_exact(reply).await.unwrap();
-            from.write_all(reply).await.unwrap();
+            pass_on_clear(&mut from, &mut to).await;
             let first = from.read_u8().await.unwrap();
             to.write_u8(!first).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;

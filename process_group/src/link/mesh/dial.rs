@@ -9,10 +9,9 @@ use rustix::process::geteuid;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::prove::{HandshakeError, Prover};
+use super::prove::{LinkError, LinkId, Prover};
 use super::{RETRY, unix};
 use crate::link::security::Channel;
-use crate::link::wire::hello::LinkId;
 use crate::types::rank::Rank;
 
 /// Time after which a rank that refuses connections has ended: every rank listens from before it joins until it ends.
@@ -28,7 +27,7 @@ pub(super) enum Unreached {
     #[error("its port refuses connections; the rank has probably ended")]
     Gone,
     #[error("rank {rank} at {address}: {why}")]
-    Refused { rank: Rank, address: SocketAddr, why: HandshakeError },
+    Refused { rank: Rank, address: SocketAddr, why: LinkError },
     #[error("rank {0} has no data plane")]
     NoAddress(Rank),
     #[error("rank {rank} at {address}: {}", .last.as_ref().map_or_else(|| "it does not answer".into(), ToString::to_string))]
@@ -36,7 +35,7 @@ pub(super) enum Unreached {
         rank: Rank,
         address: SocketAddr,
         /// The result of the last attempt.
-        last: Option<HandshakeError>,
+        last: Option<LinkError>,
     },
 }
 
@@ -91,23 +90,18 @@ impl Dialler {
         }
     }
 
-    async fn attempt(
-        &self,
-        address: SocketAddr,
-        same_host: bool,
-        id: &LinkId,
-    ) -> Result<Channel, HandshakeError> {
+    async fn attempt(&self, address: SocketAddr, same_host: bool, id: &LinkId) -> Result<Channel, LinkError> {
         if same_host && let Some(stream) = unix::dial(address, geteuid()) {
-            let here = self.0.security.protection_within_host();
+            let here = self.0.handshake.security.protection_within_host();
             return self.0.dial(stream, here, id).await;
         }
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let here = self.0.security.protection(address.ip());
+        let here = self.0.handshake.security.protection(address.ip());
         self.0.dial(stream, here, id).await
     }
 }
 
-fn is_refused(error: &HandshakeError) -> bool {
-    matches!(error, HandshakeError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+fn is_refused(error: &LinkError) -> bool {
+    matches!(error, LinkError::Unconnected(error) if error.kind() == io::ErrorKind::ConnectionRefused)
 }

@@ -1,7 +1,7 @@
 //! Checks whether the processes of other ranks respond.
 //!
-//! A rank accepts links on a thread of its own, which sends a challenge to every client: also while the rank computes, but not
-//! while its process is stopped, and not across a broken network.
+//! A rank accepts links on a thread of its own, which hangs up on a client that has nothing to say: also while the rank computes,
+//! but not while its process is stopped, and not across a broken network.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -9,15 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::link::wire::hello::CHALLENGE;
-
-/// Timeout for a process to send a challenge: long enough for a busy one.
+/// Timeout for a process to hang up: long enough for a busy one.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Number of consecutive failed attempts after which a process is unresponsive.
 const ATTEMPTS: usize = 2;
@@ -67,13 +65,14 @@ impl Drop for Pulse {
     }
 }
 
-/// Returns true if a challenge arrives. A process that has ended counts as responding: its links show that it is lost.
+/// Returns true if the process hangs up. One that has ended counts as responding: its links show that it is lost.
 async fn responds(address: SocketAddr) -> bool {
-    let challenge = async {
+    let hung_up = async {
         let mut stream = TcpStream::connect(address).await?;
-        stream.read_exact(&mut [0; CHALLENGE]).await
+        stream.shutdown().await?;
+        stream.read(&mut [0]).await
     };
-    match timeout(PATIENCE, challenge).await {
+    match timeout(PATIENCE, hung_up).await {
         Ok(Ok(_)) => true,
         Ok(Err(error)) => !is_unreachable(error.kind()),
         Err(_) => false,

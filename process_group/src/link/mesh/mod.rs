@@ -19,8 +19,7 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::link::security::{Channel, Security};
-use crate::link::wire::hello::LinkId;
+use crate::link::security::{Channel, Handshake, Protocol, Security};
 use crate::membership::half_open::HalfOpen;
 use crate::membership::roster::{Member, Secret};
 use crate::types::rank::{Epoch, Rank};
@@ -30,7 +29,7 @@ use accept::{Acceptor, Arrivals};
 use dial::{Dialler, Unreached};
 pub(crate) use liveness::{Liveness, Pulse};
 pub(crate) use peers::{Peer, Peers};
-use prove::Prover;
+use prove::{LinkId, Prover};
 
 /// Size of the socket buffers between ranks of one host. The same processor copies bytes in and out: bytes that do not fit its
 /// cache in between come from memory again.
@@ -116,8 +115,9 @@ impl Mesh {
         settings: &Settings,
     ) -> Result<Self> {
         let arrivals = Arc::new(Arrivals::default());
-        let Settings { handshake, security } = settings.clone();
-        let prover = Arc::new(Prover { secret, security, limit: handshake });
+        let Settings { handshake: limit, security } = settings.clone();
+        let handshake = Handshake { protocol: Protocol::Data, secret, security };
+        let prover = Arc::new(Prover { handshake, limit });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
         let runtime =
             RuntimeThread::start("ryz-accept").map_err(Error::system("cannot start accepting links"))?;

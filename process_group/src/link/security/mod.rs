@@ -1,10 +1,12 @@
-//! Protection of connections after both ends have proved that they know the job's secret: none, or TLS 1.3.
+//! The [`Handshake`] in which both ends of a connection prove that they know the job's secret, and the protection of the
+//! connection after it: none, or TLS 1.3.
 //!
 //! Both ends send their [`Protection`] in clear, under a MAC of the secret, and continue only if it is the same. Their proofs
-//! inside the encrypted channel include the channel's own exported key, its [`Binding`], so no third party can intercept and
+//! inside the encrypted channel include the channel's own exported key, its `Binding`, so no third party can intercept and
 //! decrypt (decision 0021).
 
 mod channel;
+pub(crate) mod handshake;
 mod sealed;
 mod secured;
 mod socket;
@@ -18,7 +20,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{Error, Result};
 pub(crate) use channel::Channel;
-pub use secured::{Binding, Secured};
+pub use handshake::{Accepted, Handshake, HandshakeError, Protocol};
+use secured::Binding;
+pub use secured::Secured;
 pub(crate) use socket::{Connecting, Socket};
 use tls::Tls;
 
@@ -29,7 +33,7 @@ pub fn count_refused(plane: &'static str, reason: &'static str) {
 }
 
 /// Returns true if TLS failed, not the connection: somebody has changed its bytes, or something else answers at the address.
-pub fn is_of_tls(error: &io::Error) -> bool {
+fn is_of_tls(error: &io::Error) -> bool {
     error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some()
 }
 
@@ -43,15 +47,15 @@ pub enum Protection {
 }
 
 impl Protection {
-    const ALL: [Self; 2] = [Self::Clear, Self::Encrypted];
+    pub(crate) const ALL: [Self; 2] = [Self::Clear, Self::Encrypted];
 
     /// Returns its number in handshakes.
-    pub const fn byte(self) -> u8 {
+    const fn byte(self) -> u8 {
         self as u8
     }
 
     /// Returns the protection with that number.
-    pub fn from_byte(byte: u8) -> Option<Self> {
+    fn from_byte(byte: u8) -> Option<Self> {
         Self::ALL.get(usize::from(byte)).copied()
     }
 }
@@ -122,7 +126,7 @@ impl Security {
     ///
     /// # Errors
     /// A [`Mismatch`] with the protection of each end.
-    pub fn agree(here: Protection, there: Protection) -> Result<(), Mismatch> {
+    fn agree(here: Protection, there: Protection) -> Result<(), Mismatch> {
         if here == there { Ok(()) } else { Err(Mismatch { here, there }) }
     }
 
@@ -130,7 +134,7 @@ impl Security {
     ///
     /// # Errors
     /// When the connection breaks, or its bytes are changed.
-    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+    pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         protection: Protection,
         stream: S,
@@ -145,7 +149,7 @@ impl Security {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         protection: Protection,
         stream: S,

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
 /// A secret that only the two ends of an encrypted connection know: the keying material that RFC 9266 exports. Zeros in clear.
-pub type Binding = [u8; 32];
+pub(super) type Binding = [u8; 32];
 
 /// A protected connection.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl<S> Secured<S> {
     }
 
     /// Returns the binding, which a proof of the secret must include, so that it is valid for this connection only.
-    pub fn binding(&self) -> &Binding {
+    pub(super) fn binding(&self) -> &Binding {
         &self.binding
     }
 

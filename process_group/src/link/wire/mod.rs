@@ -1,7 +1,6 @@
 //! Bytes on a link between two ranks. Pure: no socket.
 //!
-//! A link begins with a [`hello`] that proves both ends know the job's secret, and then carries [`frame`]s.
+//! A link begins with the [handshake](crate::link::security::Handshake) of all connections, and then carries [`frame`]s.
 
 pub(crate) mod fingerprint;
 pub(crate) mod frame;
-pub(crate) mod hello;
