@@ -115,7 +115,7 @@ impl Acceptor {
                     }
                 };
                 match tokio::time::timeout(wait, admitting).await {
-                    Ok(Ok(None)) => {}
+                    Ok(Ok(None)) => counts.refuse(peer, "broken", &"it closed the connection without a byte"),
                     Ok(Ok(Some(stream))) => {
                         counts.connections.fetch_add(1, Ordering::Relaxed);
                         let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;

@@ -114,15 +114,10 @@ fn link(epoch: Epoch) -> LinkId {
     LinkId::new(epoch, "world", Rank(1), Rank(0))
 }
 
-async fn dial(
-    to: SocketAddr,
-    secret: Secret,
-    security: Security,
-    epoch: Epoch,
-) -> Result<Channel, LinkError> {
+async fn dial(to: SocketAddr, secret: Secret, security: Security, id: LinkId) -> Result<Channel, LinkError> {
     let stream = TcpStream::connect(to).await?;
     let here = security.protection(to.ip());
-    prover(secret, security).dial(stream, here, &link(epoch)).await
+    prover(secret, security).dial(stream, here, &id).await
 }
 
 /// Sends these bytes to the address, and waits until it closes the connection.
@@ -137,8 +132,9 @@ async fn say(address: SocketAddr, words: &[u8]) {
 fn who_knows_the_secret_gets_in_and_another_secret_is_refused() {
     for encryption in BOTH {
         refuses(encryption, &["secret"], async |address| {
-            dial(address, OURS, security(encryption), EPOCH).await.expect("a link");
-            let refused = dial(address, Secret::new([8; 32]), security(encryption), EPOCH).await.unwrap_err();
+            dial(address, OURS, security(encryption), link(EPOCH)).await.expect("a link");
+            let refused =
+                dial(address, Secret::new([8; 32]), security(encryption), link(EPOCH)).await.unwrap_err();
             assert!(matches!(refused, LinkError::Handshake(HandshakeError::WrongSecret)), "{refused}");
         });
     }
@@ -164,7 +160,7 @@ fn a_recorded_handshake_opens_no_second_link() {
             let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let honest = async {
                 drop(
-                    dial(middle.local_addr().unwrap(), OURS, security(encryption), EPOCH)
+                    dial(middle.local_addr().unwrap(), OURS, security(encryption), link(EPOCH))
                         .await
                         .expect("a link"),
                 );
@@ -208,7 +204,7 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     let on = security(EncryptionChoice::On);
     with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let honest = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let honest = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), link(EPOCH));
         let slow = async {
             let mut from = middle.accept().await.unwrap().0;
             let mut to = TcpStream::connect(address).await.unwrap();
@@ -274,10 +270,11 @@ fn who_proves_nothing_at_the_unix_socket_keeps_nobody_out() {
 }
 
 #[test]
-fn a_rank_of_another_epoch_is_refused() {
-    for encryption in BOTH {
+fn a_rank_that_looks_for_another_epoch_or_rank_is_refused() {
+    let others = [link(Epoch(1)), LinkId { to: Rank(2), ..link(EPOCH) }];
+    for (encryption, id) in BOTH.into_iter().flat_map(|encryption| others.map(|id| (encryption, id))) {
         refuses(encryption, &["epoch"], async |address| {
-            let refused = dial(address, OURS, security(encryption), Epoch(1)).await.unwrap_err();
+            let refused = dial(address, OURS, security(encryption), id).await.unwrap_err();
             assert!(matches!(refused, LinkError::Handshake(HandshakeError::Refused)), "{refused}");
         });
     }
@@ -289,7 +286,7 @@ fn two_ranks_of_which_one_encrypts_are_both_told_which() {
         [(EncryptionChoice::On, EncryptionChoice::Off), (EncryptionChoice::Off, EncryptionChoice::On)]
     {
         refuses(accepting, &["encryption"], async |address| {
-            let refused = dial(address, OURS, security(dialling), EPOCH).await.unwrap_err();
+            let refused = dial(address, OURS, security(dialling), link(EPOCH)).await.unwrap_err();
             let here = security(dialling).protection(address.ip());
             let there = security(accepting).protection(address.ip());
             assert!(
@@ -310,7 +307,7 @@ fn two_ranks_of_which_one_encrypts_are_both_told_which() {
 fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
     refuses(EncryptionChoice::On, &["intercepted"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), link(EPOCH));
         let intercept = async {
             let mut dialler = middle.accept().await.unwrap().0;
             let mut acceptor = TcpStream::connect(address).await.unwrap();
@@ -335,7 +332,7 @@ fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
 fn a_rank_that_encrypts_says_nothing_to_one_who_claims_that_nobody_does() {
     refuses(EncryptionChoice::On, &[], async |_| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), link(EPOCH));
         let downgrade = async {
             let mut dialler = middle.accept().await.unwrap().0;
             let mut heard = vec![0; OPENING];
@@ -364,7 +361,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
         for encryption in BOTH {
             let impostor = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let at = impostor.local_addr().unwrap();
-            let victim = dial(at, OURS, security(encryption), EPOCH);
+            let victim = dial(at, OURS, security(encryption), link(EPOCH));
             let accept = async {
                 let mut stream = impostor.accept().await.unwrap().0;
                 let protection = security(encryption).protection(at.ip());
@@ -380,7 +377,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
 }
 
 #[test]
-fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
+fn an_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
     refuses(EncryptionChoice::On, &["secret", "tls"], async |address| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = middle.local_addr().unwrap();

@@ -103,5 +103,5 @@ impl Dialler {
 }
 
 fn is_refused(error: &LinkError) -> bool {
-    matches!(error, LinkError::Unconnected(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    matches!(error, LinkError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
 }

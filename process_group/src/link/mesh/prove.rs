@@ -55,7 +55,7 @@ impl LinkId {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LinkError {
     #[error(transparent)]
-    Unconnected(#[from] io::Error),
+    Io(#[from] io::Error),
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
     #[error("it looks for rank {to} of epoch {epoch}, this is rank {me} of epoch {current}")]
@@ -68,7 +68,7 @@ impl LinkError {
     /// Returns one word, for the counter of rejected connections.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
-            Self::Unconnected(_) => "broken",
+            Self::Io(_) => "broken",
             Self::Handshake(error) => error.reason(),
             Self::WrongRank { .. } => "epoch",
             Self::TimedOut(_) => "late",

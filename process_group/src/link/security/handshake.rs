@@ -1,5 +1,5 @@
 //! The beginning of every connection of a job: both ends prove that they know its secret before either trusts any other byte,
-//! and again inside the encrypted channel, if there is one.
+//! and again after it, inside the encrypted channel if there is one.
 //!
 //! ```text
 //! client → server   magic(6) version protection nonce(32)                                   40 bytes
@@ -10,7 +10,8 @@
 //! server → client   mac("server channel", binding, hello)                                   32 bytes
 //! ```
 //!
-//! `mac` is HMAC-SHA-256 with the secret, over the label, both openings (the first 40 bytes of each end) and what is in brackets.
+//! `mac` is HMAC-SHA-256 with the secret, over the label, the client's opening, the server's (the first 40 bytes of each end) and
+//! what else is in brackets, in this order.
 //! All lengths are fixed, so no byte from an unauthenticated peer becomes a length or an allocation. The secret itself is never
 //! sent. Fresh nonces prevent replay, different labels prevent reflection, and the magic keeps the protocols apart. The binding is
 //! the channel's own exported key: an attacker in the middle who decrypts has two channels with different keys, so neither end
@@ -22,7 +23,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::{Binding, Mismatch, Protection, Secured, Security, is_of_tls};
+use super::{Mismatch, Protection, Secured, Security, is_of_tls};
 use crate::membership::half_open::AdmissionToken;
 use crate::membership::roster::Secret;
 
@@ -71,8 +72,8 @@ pub enum HandshakeError {
     /// The other end speaks another protocol, or another version.
     #[error("the server there is not a {} of this version", .0.server())]
     OtherProtocol(Protocol),
-    /// The server closed the connection after our opening: it speaks another protocol or version, or strangers flood it.
-    #[error("the server there is not a {} of this version, or too many clients connect to it", .0.server())]
+    /// The server closed the connection after our opening: it speaks another protocol or version, has ended, or strangers flood it.
+    #[error("the server there is not a {} of this version, has just ended, or has too many clients", .0.server())]
     Closed(Protocol),
     /// The other end does not know the secret.
     #[error("the other end does not know this job's secret, so it belongs to another job")]
@@ -81,7 +82,7 @@ pub enum HandshakeError {
     #[error("the other end hung up instead of proving that it knows this job's secret")]
     NoProof,
     /// The server closed the connection after our proof of the secret.
-    #[error("the other end hung up on this end's proof: it has ended, or expects another rank or epoch")]
+    #[error("the other end hung up when this one had proved itself: it has ended, or refuses this one")]
     Refused,
     /// The other end's proof is for another connection.
     #[error(
@@ -118,7 +119,7 @@ impl HandshakeError {
         }
     }
 
-    /// Returns true if the other end has proved that it knows the secret.
+    /// Returns true if the error shows that the other end knows the secret.
     pub const fn is_of_a_member(&self) -> bool {
         matches!(self, Self::Intercepted | Self::Mismatch(_) | Self::Tls(_))
     }
@@ -145,7 +146,6 @@ pub struct Handshake {
 }
 
 /// A client that has proved itself, and waits for the server's last proof.
-#[derive(Debug)]
 pub struct Accepted<S, const N: usize> {
     /// What the client says of itself.
     pub hello: [u8; N],
@@ -187,11 +187,11 @@ impl Handshake {
         let there = self.read_preface(*preface)?;
         stream.read_exact(nonce).await?;
         let proofs = Proofs { secret: &self.secret, client, server: self.opening(here)? };
-        stream.write_all(&[&proofs.server[..], &proofs.make("server")].concat()).await?;
+        stream.write_all(&[&proofs.server[..], &proofs.make("server", &[])].concat()).await?;
         let mut proof = [0; PROOF];
         // The client disconnects when it finds the server's proof wrong.
         HandshakeError::unless_hung_up(stream.read_exact(&mut proof).await, HandshakeError::NoProof)?;
-        if !proofs.is_right("client", &proof) {
+        if !proofs.is_right("client", &[], &proof) {
             return Err(HandshakeError::WrongSecret);
         }
         admission.leave();
@@ -202,10 +202,10 @@ impl Handshake {
         let mut hello = [0; N];
         stream.read_exact(&mut hello).await?;
         stream.read_exact(&mut proof).await?;
-        if !proofs.is_right_inside("client channel", &binding, &hello, &proof) {
+        if !proofs.is_right("client channel", &[&binding, &hello], &proof) {
             return Err(HandshakeError::Intercepted);
         }
-        let welcome = proofs.make_inside("server channel", &binding, &hello);
+        let welcome = proofs.make("server channel", &[&binding, &hello]);
         Ok(Some(Accepted { hello, stream, welcome }))
     }
 
@@ -223,34 +223,31 @@ impl Handshake {
         stream.write_all(&client).await?;
         let (mut server, mut proof) = ([0; OPENING], [0; PROOF]);
         let (preface, nonce) = server.split_first_chunk_mut::<PREFACE>().expect("an opening is longer");
-        let there = match stream.read_exact(preface).await {
-            Ok(_) => self.read_preface(*preface)?,
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                return Err(HandshakeError::Closed(self.protocol));
-            }
-            Err(error) => return Err(error.into()),
-        };
+        // A server that refuses an opening leaves most of it unread, so the connection is reset.
+        let read = stream.read_exact(preface).await;
+        HandshakeError::unless_hung_up(read, HandshakeError::Closed(self.protocol))?;
+        let there = self.read_preface(*preface)?;
         stream.read_exact(nonce).await?;
         stream.read_exact(&mut proof).await?;
         let proofs = Proofs { secret: &self.secret, client, server };
-        if !proofs.is_right("server", &proof) {
+        if !proofs.is_right("server", &[], &proof) {
             return Err(HandshakeError::WrongSecret);
         }
         // Also to a server with other settings, which can then report them too.
-        stream.write_all(&proofs.make("client")).await?;
+        stream.write_all(&proofs.make("client", &[])).await?;
         Security::agree(here, there)?;
 
         let secured = self.security.connect(here, stream).await;
         let mut stream = HandshakeError::unless_hung_up(secured, HandshakeError::Refused)?;
         let binding = *stream.binding();
-        let last = [hello, &proofs.make_inside("client channel", &binding, hello)].concat();
+        let last = [hello, &proofs.make("client channel", &[&binding, hello])].concat();
         let answer = async {
             stream.write_all(&last).await?;
             stream.flush().await?;
             stream.read_exact(&mut proof).await
         };
         HandshakeError::unless_hung_up(answer.await, HandshakeError::Refused)?;
-        if !proofs.is_right_inside("server channel", &binding, hello, &proof) {
+        if !proofs.is_right("server channel", &[&binding, hello], &proof) {
             return Err(HandshakeError::Intercepted);
         }
         Ok(stream)
@@ -281,45 +278,44 @@ struct Proofs<'a> {
 }
 
 impl Proofs<'_> {
-    fn mac(&self, label: &str, inside: &[&[u8]]) -> Hmac<Sha256> {
+    fn mac(&self, label: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(self.secret.expose()).expect("HMAC takes keys of any length");
-        let openings: [&[u8]; 3] = [label.as_bytes(), &self.client, &self.server];
-        openings.iter().chain(inside).for_each(|part| mac.update(part));
+        [label.as_bytes(), &self.client, &self.server].iter().chain(parts).for_each(|part| mac.update(part));
         mac
     }
 
-    fn make(&self, label: &str) -> Proof {
-        self.mac(label, &[]).finalize().into_bytes().into()
-    }
-
-    fn make_inside(&self, label: &str, binding: &Binding, hello: &[u8]) -> Proof {
-        self.mac(label, &[binding, hello]).finalize().into_bytes().into()
+    fn make(&self, label: &str, parts: &[&[u8]]) -> Proof {
+        self.mac(label, parts).finalize().into_bytes().into()
     }
 
     /// Verifies a proof in constant time.
-    fn is_right(&self, label: &str, proof: &Proof) -> bool {
-        self.mac(label, &[]).verify_slice(proof).is_ok()
-    }
-
-    /// Verifies a proof in constant time.
-    fn is_right_inside(&self, label: &str, binding: &Binding, hello: &[u8], proof: &Proof) -> bool {
-        self.mac(label, &[binding, hello]).verify_slice(proof).is_ok()
+    fn is_right(&self, label: &str, parts: &[&[u8]], proof: &Proof) -> bool {
+        self.mac(label, parts).verify_slice(proof).is_ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use ryzanstein_config::SecurityConfig;
     use tokio::io::{DuplexStream, duplex};
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
     const OURS: Secret = Secret::new([7; 32]);
 
+    /// One key serves all.
+    fn security() -> Security {
+        static SECURITY: LazyLock<Security> =
+            LazyLock::new(|| Security::new(&SecurityConfig::default()).expect("settings"));
+        SECURITY.clone()
+    }
+
     fn handshake(secret: Secret) -> Handshake {
-        let security = Security::new(&SecurityConfig::default()).expect("settings");
-        Handshake { protocol: Protocol::Data, secret, security }
+        Handshake { protocol: Protocol::Data, secret, security: security() }
     }
 
     async fn accept(
@@ -395,7 +391,25 @@ mod tests {
         let (a, b) = duplex(1024);
         drop(b);
         let nobody = handshake(OURS).accept::<_, 0>(a, Protection::Clear, &AdmissionToken::default()).await;
-        assert!(matches!(nobody, Ok(None)), "{nobody:?}");
+        assert!(matches!(nobody, Ok(None)));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_server_of_another_version_is_named_although_it_resets_the_connection() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let client = async {
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let outcome = handshake(OURS).connect(stream, Protection::Clear, &[]).await;
+            outcome.map(drop).expect_err("refused")
+        };
+        let server = async {
+            let control = Handshake { protocol: Protocol::Control, ..handshake(OURS) };
+            let stream = listener.accept().await.unwrap().0;
+            let outcome = control.accept::<_, 0>(stream, Protection::Clear, &AdmissionToken::default()).await;
+            assert!(matches!(outcome, Err(HandshakeError::OtherProtocol(Protocol::Control))));
+        };
+        let (refused, ()) = tokio::join!(client, server);
+        assert!(matches!(refused, HandshakeError::Closed(Protocol::Data)), "{refused:?}");
     }
 
     /// Passes a handshake in clear on, with one bit changed in the message with this number, and returns what both ends say.
@@ -447,17 +461,18 @@ mod tests {
         let (client, server) = ([1; OPENING], [2; OPENING]);
         let (other, binding) = (Secret::new([8; 32]), [6; 32]);
         let proofs = Proofs { secret: &OURS, client, server };
-        let good = proofs.make_inside("client channel", &binding, b"abc");
-        assert!(proofs.is_right_inside("client channel", &binding, b"abc", &good));
-        assert!(!proofs.is_right_inside("server channel", &binding, b"abc", &good), "sent back");
-        assert!(!proofs.is_right_inside("client channel", &[5; 32], b"abc", &good), "another channel");
-        assert!(!proofs.is_right_inside("client channel", &binding, b"abd", &good), "another hello");
+        let said: [&[u8]; 2] = [&binding, b"abc"];
+        let good = proofs.make("client channel", &said);
+        assert!(proofs.is_right("client channel", &said, &good));
+        assert!(!proofs.is_right("server channel", &said, &good), "sent back");
+        assert!(!proofs.is_right("client channel", &[&[5; 32], b"abc"], &good), "another channel");
+        assert!(!proofs.is_right("client channel", &[&binding, b"abd"], &good), "another hello");
         let recorded = Proofs { server: [3; OPENING], ..proofs };
-        assert!(!recorded.is_right_inside("client channel", &binding, b"abc", &good), "replayed");
+        assert!(!recorded.is_right("client channel", &said, &good), "replayed");
         let stranger = Proofs { secret: &other, client, server };
-        assert!(!stranger.is_right_inside("client channel", &binding, b"abc", &good), "another secret");
-        let [mine, theirs] = ["client", "server"].map(|label| proofs.make(label));
-        assert!(proofs.is_right("client", &mine) && !proofs.is_right("client", &theirs));
+        assert!(!stranger.is_right("client channel", &said, &good), "another secret");
+        let [mine, theirs] = ["client", "server"].map(|label| proofs.make(label, &[]));
+        assert!(proofs.is_right("client", &[], &mine) && !proofs.is_right("client", &[], &theirs));
     }
 
     /// Forwards the proofs, in the middle between two encrypted channels.
