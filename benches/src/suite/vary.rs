@@ -1,5 +1,6 @@
 //! The variants that `--vary` compares, and how each is started. Pure.
 
+use ryzanstein_process_group::paths::Algorithm;
 use ryzanstein_process_group::{BackendKind, Error};
 
 /// Number of rounds in which the variants take turns, so that a drift of the machine affects all alike.
@@ -120,14 +121,12 @@ impl Vary {
                 Variant::forced("one_shot", "peer/one_shot"),
                 Variant::forced("two_shot", "peer/two_shot"),
             ]),
-            Self::Algorithm => Ok(vec![
-                Variant::plain("auto"),
+            Self::Algorithm => {
                 // Over any links.
-                Variant::forced("direct", "direct"),
-                Variant::forced("ring", "ring"),
-                Variant::forced("recursive_doubling", "recursive_doubling"),
-                Variant::forced("halving_doubling", "halving_doubling"),
-            ]),
+                let each =
+                    Algorithm::ALL.map(|algorithm| Variant::forced(algorithm.name(), algorithm.name()));
+                Ok([Variant::plain("auto")].into_iter().chain(each).collect())
+            }
             Self::Protocol if on_nccl => Ok(vec![
                 Variant::nccl("auto", &[]),
                 Variant::nccl("LL", &[("NCCL_PROTO", "LL")]),
@@ -197,7 +196,7 @@ mod tests {
             names(Vary::Algorithm, BackendKind::Nccl),
             ["nccl", "RING", "TREE", "one_shot", "two_shot"]
         );
-        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 5);
+        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 6);
         assert_eq!(names(Vary::Protocol, BackendKind::Nccl), ["auto", "LL", "LL128", "Simple"]);
         assert_eq!(names(Vary::Copies, BackendKind::Nccl), ["peer", "host"]);
         assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["shared_memory", "tcp"]);

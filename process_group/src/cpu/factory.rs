@@ -31,14 +31,7 @@ impl BackendFactory for Factory {
     fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
         let tcp = &group.config.process_group.tcp;
         let settings = Settings {
-            demand: match tcp.algorithm {
-                AlgorithmChoice::Auto => None,
-                AlgorithmChoice::Ring => Some(Algorithm::Ring),
-                AlgorithmChoice::RecursiveDoubling => Some(Algorithm::RecursiveDoubling),
-                AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
-                AlgorithmChoice::Direct => Some(Algorithm::Direct),
-                AlgorithmChoice::Hierarchical => Some(Algorithm::Hierarchical),
-            },
+            demand: demanded(tcp.algorithm),
             tuned: group.tuned.to_vec(),
             spin: SpinPolicy { limit: tcp.spin, yields: group.cpus_are_short },
             shared_memory: tcp.shared_memory,
@@ -68,5 +61,29 @@ impl BackendFactory for Factory {
         let mut host = Host::new(group.name, group.rank, &group.members, connections, settings);
         host.meet(group.deadline)?;
         Ok(AnyBackend::Host(Box::new(host)))
+    }
+}
+
+/// Returns the algorithm of the setting, which has its name, or `None` for `auto`.
+fn demanded(choice: AlgorithmChoice) -> Option<Algorithm> {
+    Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == choice.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_algorithm_can_be_demanded_and_auto_demands_none() {
+        let demands: Vec<_> =
+            AlgorithmChoice::ALL.iter().map(|choice| (*choice, demanded(*choice))).collect();
+        for (choice, demand) in &demands {
+            assert_eq!(demand.is_none(), *choice == AlgorithmChoice::Auto, "{choice:?}");
+        }
+        assert!(
+            Algorithm::ALL
+                .iter()
+                .all(|algorithm| demands.iter().any(|(_, demand)| *demand == Some(*algorithm)))
+        );
     }
 }

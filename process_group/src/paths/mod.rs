@@ -92,7 +92,7 @@ impl Path {
     }
 
     /// Returns true if the path supports this operation.
-    pub const fn suits(self, operation: Operation) -> bool {
+    pub fn suits(self, operation: Operation) -> bool {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => algorithm.suits(operation),
             Self::Local => !operation.is_point_to_point(),

@@ -3,13 +3,10 @@
 //! chooses algorithms, and computes the expected times of `ryz bench`, `ryz plan` and `ryz topo`. Counting the nodes of every rank's
 //! program would give the same traffic, but each call of a new length chooses, among thousands of ranks too.
 
-use std::ops::Range;
 use std::time::Duration;
 
-use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
 use super::Hosts;
-use super::build::{CollectiveSpec, chunk_range, exchanges_whole, largest_power_of_two};
-use crate::types::operation::Operation;
+use super::build::CollectiveSpec;
 
 /// The work of one rank in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,11 +21,11 @@ pub struct Traffic {
 
 impl Traffic {
     /// Returns the work of a rank that receives as much as it sends.
-    const fn of(messages: usize, elements: usize) -> Self {
+    pub(super) const fn of(messages: usize, elements: usize) -> Self {
         Self { messages, elements, received: elements }
     }
 
-    const fn receiving(self, received: usize) -> Self {
+    pub(super) const fn receiving(self, received: usize) -> Self {
         Self { received, ..self }
     }
 
@@ -47,128 +44,21 @@ pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
     within.and(between)
 }
 
-/// Returns the traffic over links within hosts, and between them. Only `hierarchical` distinguishes the two: for other algorithms
-/// all traffic counts as between hosts if there are several.
+/// Returns the traffic over links within hosts, and between them.
 fn by_level(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
-    if spec.algorithm == Hierarchical {
-        return hierarchical(spec.count, rank, hosts);
-    }
-    let mut all = payloads(spec, rank, hosts.world_size());
+    let mut levels = spec.algorithm.schedule().traffic(&spec, rank, hosts);
     if spec.needs_empty_messages() {
-        all.messages = all.messages.max(hosts.world_size() - 1);
+        // Rooted operations have no algorithm that distinguishes the links.
+        let level = &mut levels[usize::from(hosts.count() > 1)];
+        level.messages = level.messages.max(hosts.world_size() - 1);
     }
-    if hosts.count() == 1 { [all, Traffic::default()] } else { [Traffic::default(), all] }
+    levels
 }
 
-fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
-    let count = spec.count;
-    let size = |index: usize| chunk_range(count, n, index % n).len();
-    let of = Traffic::of;
-    let others = n - 1;
-    match (spec.operation, spec.algorithm) {
-        (Operation::AllReduce(_), Ring) => of(2 * others, 2 * count - size(rank + 1) - size(rank + 2))
-            .receiving(2 * count - size(rank) - size(rank + 1)),
-        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
-            match surplus_messages(rank, n) {
-                Ok(messages) => of(messages, messages * count),
-                Err(back) => {
-                    let steps = largest_power_of_two(n).ilog2() as usize;
-                    of(steps + back, (steps + back) * count)
-                }
-            }
-        }
-        (Operation::AllReduce(_), HalvingDoubling) => match surplus_messages(rank, n) {
-            Ok(messages) => of(messages, messages * count),
-            Err(back) => {
-                let power = largest_power_of_two(n);
-                let block = |chunks: Range<usize>| {
-                    chunk_range(count, power, chunks.end - 1).end
-                        - chunk_range(count, power, chunks.start).start
-                };
-                let steps = power.ilog2() as usize;
-                let doubling: usize =
-                    (0..steps).map(|s| rank >> s << s).zip(0..).map(|(at, s)| block(at..at + (1 << s))).sum();
-                of(2 * steps + back, count - block(rank..rank + 1) + doubling + back * count)
-            }
-        },
-        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => of(others, others * count),
-        (Operation::AllReduce(_), Direct) => of(2 * others, count - size(rank) + others * size(rank)),
-        (Operation::Broadcast { root }, HalvingDoubling) => {
-            // The chunks of all ranks except the root, which sends each of them once.
-            let place = (rank + n - root.index()) % n;
-            if place == 0 {
-                of(others, count).receiving(0)
-            } else {
-                of(n - 2, (n - 2) * chunk_range(count, others, place - 1).len()).receiving(count)
-            }
-        }
-        (Operation::Broadcast { root }, algorithm) => {
-            let children = children((rank + n - root.index()) % n, n, algorithm);
-            of(children, children * count).receiving(usize::from(rank != root.index()) * count)
-        }
-        (Operation::Reduce { root, .. }, HalvingDoubling) => {
-            let back = usize::from(rank != root.index());
-            of(others + back, count - size(rank) + back * size(rank))
-                .receiving(others * size(rank) + (1 - back) * (count - size(rank)))
-        }
-        (Operation::Reduce { root, .. }, algorithm) => {
-            let up = usize::from(rank != root.index());
-            let children = children((rank + n - root.index()) % n, n, algorithm);
-            of(up, up * count).receiving(children * count)
-        }
-        (Operation::Gather { root }, _) => {
-            let up = usize::from(rank != root.index());
-            of(up, up * count).receiving((1 - up) * others * count)
-        }
-        (Operation::Scatter { root }, _) => {
-            let messages = if rank == root.index() { others } else { 0 };
-            of(messages, messages * count).receiving(usize::from(messages == 0) * count)
-        }
-        (Operation::Send { .. }, _) => of(1, count).receiving(0),
-        (Operation::Recv { .. }, _) => of(0, 0).receiving(count),
-        // One chunk to each of the other ranks, in a ring or directly.
-        (_, Ring | Direct) => of(others, others * count),
-        (operation, algorithm @ (RecursiveDoubling | HalvingDoubling | Hierarchical)) => {
-            unreachable!("{algorithm:?} does not suit {operation:?}")
-        }
-    }
-}
-
-fn hierarchical(count: usize, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
-    let (chunks, h) = (hosts.counterparts(), hosts.count());
-    let (host, place) = hosts.place(rank);
-    if place >= chunks {
-        return [Traffic::of(chunks, count), Traffic::default()];
-    }
-    let siblings = hosts.ranks()[host].len() - 1;
-    let chunk = chunk_range(count, chunks, place).len();
-    let within = Traffic::of(chunks - 1 + siblings, count - chunk + siblings * chunk);
-    let between = if exchanges_whole(h, chunk) {
-        Traffic::of(h - 1, (h - 1) * chunk)
-    } else {
-        let piece = chunk_range(chunk, h, host).len();
-        Traffic::of(2 * (h - 1), chunk - piece + (h - 1) * piece)
-    };
-    [within, between]
-}
-
-/// Returns `Ok(messages)` for a surplus rank, and `Err(messages back to its surplus rank)` for the others.
-fn surplus_messages(rank: usize, n: usize) -> Result<usize, usize> {
-    let power = largest_power_of_two(n);
-    if rank >= power { Ok(1) } else { Err(usize::from(rank + power < n)) }
-}
-
-fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
-    match algorithm {
-        Algorithm::Ring => usize::from(place + 1 < n),
-        Algorithm::RecursiveDoubling => {
-            let lowest = if place == 0 { n.next_power_of_two() } else { place & place.wrapping_neg() };
-            (0..usize::BITS).map(|bit| 1usize << bit).take_while(|b| *b < lowest && place + b < n).count()
-        }
-        Algorithm::Direct if place == 0 => n - 1,
-        Algorithm::Direct => 0,
-        Algorithm::HalvingDoubling | Algorithm::Hierarchical => unreachable!("these have no tree of ranks"),
-    }
+/// Returns the values within hosts and between them of an algorithm that does not distinguish the two: all counts as between hosts
+/// if there are several.
+pub(super) fn flat<T: Default>(all: T, hosts: &Hosts) -> [T; 2] {
+    if hosts.count() == 1 { [all, T::default()] } else { [T::default(), all] }
 }
 
 /// Returns the number of messages that must follow one another until the last rank is done.
@@ -177,37 +67,7 @@ pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
 }
 
 fn rounds_by_level(spec: CollectiveSpec, hosts: &Hosts) -> [usize; 2] {
-    let n = hosts.world_size();
-    let power = largest_power_of_two(n);
-    let surplus = if power == n { 0 } else { 2 };
-    let rounds = match (spec.operation, spec.algorithm) {
-        (_, Hierarchical) => {
-            let within = if hosts.count() == n { 0 } else { 2 };
-            let chunk = spec.count.div_ceil(hosts.counterparts());
-            let between = match hosts.count() {
-                1 => 0,
-                h if exchanges_whole(h, chunk) => 1,
-                _ => 2,
-            };
-            return [within, between];
-        }
-        (Operation::AllReduce(_), Ring) => 2 * (n - 1),
-        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
-        (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
-        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => 1,
-        (Operation::AllReduce(_), Direct)
-        | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
-        (_, Ring) => n - 1,
-        (_, RecursiveDoubling) => doubling_rounds(n),
-        (_, Direct) => 1,
-        (operation, HalvingDoubling) => unreachable!("halving and doubling does not suit {operation:?}"),
-    };
-    if hosts.count() == 1 { [rounds, 0] } else { [0, rounds] }
-}
-
-/// Returns the depth of a binomial tree over `n` ranks.
-fn doubling_rounds(n: usize) -> usize {
-    n.next_power_of_two().ilog2() as usize
+    spec.algorithm.schedule().rounds(&spec, hosts)
 }
 
 /// The cost of one kind of link, in seconds.
@@ -281,7 +141,8 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::operation::ReduceOp;
+    use crate::schedule::Algorithm::{Hierarchical, RecursiveDoubling, Ring};
+    use crate::types::operation::{Operation, ReduceOp};
 
     #[test]
     fn a_round_waits_for_every_rank_that_shares_a_processor() {

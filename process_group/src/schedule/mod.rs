@@ -1,19 +1,29 @@
 //! The messages between ranks: pure, no socket and no clock.
 //!
-//! [`build`] makes a rank's [`Program`](program::Program), [`hazards`](hazards::hazards) computes the overlap that it allows, and
-//! [`cost`] its traffic. [`paths`](crate::paths) chooses the algorithm of a call.
+//! Each algorithm has a file that implements [`Schedule`]. [`build`] makes a rank's [`Program`](program::Program),
+//! [`hazards`](hazards::hazards) computes the overlap that it allows, and [`cost`] its time. [`paths`](crate::paths) chooses the
+//! algorithm of a call.
 
 pub mod build;
 pub mod cost;
+mod direct;
+mod halving_doubling;
 pub mod hazards;
+mod hierarchical;
 mod hosts;
+mod powers_of_two;
 pub mod program;
+mod recursive_doubling;
+mod ring;
+mod tree;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::operation::Operation;
+use build::{Builder, CollectiveSpec};
+use cost::Traffic;
 pub use hosts::Hosts;
 
 /// A way to execute a collective with messages between pairs.
@@ -39,34 +49,46 @@ impl Algorithm {
         [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct, Self::Hierarchical];
 
     /// Returns true if the algorithm supports the operation. Every operation except a barrier has a direct form.
-    pub const fn suits(self, operation: Operation) -> bool {
-        use Operation::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
-        match self {
-            Self::Ring => {
-                matches!(
-                    operation,
-                    AllReduce(_) | Broadcast { .. } | Reduce { .. } | AllGather | ReduceScatter(_)
-                )
-            }
-            Self::RecursiveDoubling => {
-                matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. } | Barrier)
-            }
-            Self::HalvingDoubling => matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. }),
-            Self::Direct => !matches!(operation, Barrier),
-            Self::Hierarchical => matches!(operation, AllReduce(_)),
-        }
+    pub fn suits(self, operation: Operation) -> bool {
+        self.schedule().suits(operation)
     }
 
     /// Returns the name used in configuration and tables.
-    pub const fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
+        self.schedule().name()
+    }
+
+    fn schedule(self) -> &'static dyn Schedule {
         match self {
-            Self::Ring => "ring",
-            Self::RecursiveDoubling => "recursive_doubling",
-            Self::HalvingDoubling => "halving_doubling",
-            Self::Direct => "direct",
-            Self::Hierarchical => "hierarchical",
+            Self::Ring => &ring::Ring,
+            Self::RecursiveDoubling => &recursive_doubling::RecursiveDoubling,
+            Self::HalvingDoubling => &halving_doubling::HalvingDoubling,
+            Self::Direct => &direct::Direct,
+            Self::Hierarchical => &hierarchical::Hierarchical,
         }
     }
+}
+
+/// The programs of an algorithm, and what they cost.
+trait Schedule {
+    /// Returns the name used in configuration and tables.
+    fn name(&self) -> &'static str;
+
+    fn suits(&self, operation: Operation) -> bool;
+
+    /// Adds the program of one of at least two ranks, for an operation that it suits.
+    fn build(&self, b: &mut Builder<'_>);
+
+    /// Returns the work of `rank`, less empty messages, over links within hosts and between them: what the nodes of
+    /// [`build`](Self::build) add up to, in closed form.
+    fn traffic(&self, spec: &CollectiveSpec, rank: usize, hosts: &Hosts) -> [Traffic; 2];
+
+    /// Returns the number of messages that must follow one another until the last rank is done, within hosts and between them.
+    fn rounds(&self, spec: &CollectiveSpec, hosts: &Hosts) -> [usize; 2];
+}
+
+fn unsuited(operation: Operation) -> ! {
+    unreachable!("the algorithm does not suit {operation}")
 }
 
 impl fmt::Display for Algorithm {

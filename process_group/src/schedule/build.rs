@@ -12,27 +12,14 @@
 //! In broadcast, reduce, gather and scatter, every rank also receives a message from every other, so that all compare their calls
 //! before any of them returns.
 //!
-//! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005); if the world size is no power of two, surplus ranks first send their vectors to partners, as
-//! there. Every element is reduced at one rank, or in an order that two partners share, so all ranks get the same bits.
-
-mod all_reduce;
-mod chunks;
-mod hierarchical;
-mod rooted;
+//! Each algorithm has a file next to this one. Every element is reduced at one rank, or in an order that two partners share, so all
+//! ranks get the same bits.
 
 use std::ops::Range;
 
-pub(super) use hierarchical::exchanges_whole;
-
-use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
-use super::Hosts;
 use super::program::{Node, Program, Region, Source, Space};
+use super::{Algorithm, Hosts};
 use crate::types::operation::Operation;
-
-/// Maximum number of elements for which a direct all-reduce sends whole vectors instead of scattering: a step then costs more than
-/// the elements.
-pub(super) const ONE_SHOT_ELEMENTS: usize = 4096;
 
 /// The collective of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -48,16 +35,16 @@ pub struct CollectiveSpec {
 }
 
 impl CollectiveSpec {
-    /// Returns true if a direct all-reduce sends whole vectors.
-    pub(super) fn is_one_shot(&self) -> bool {
-        self.count <= ONE_SHOT_ELEMENTS
-    }
-
     /// Returns true if the data alone do not let every two ranks compare their calls: in a rooted call. Every rank then sends an
     /// empty message to each rank that gets no payload from it. Headers contain the call; otherwise a rank that only sends would be
     /// done before any other can object.
     pub(super) fn needs_empty_messages(&self) -> bool {
         self.operation.root().is_some()
+    }
+
+    /// Returns the range of chunk `index` of a vector that is divided into one chunk per rank.
+    pub(super) fn vector_chunk(&self, ranks: usize, index: usize) -> Range<usize> {
+        chunk_range(self.count, ranks, index % ranks)
     }
 }
 
@@ -73,55 +60,41 @@ pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
 /// # Panics
 /// When the operation has no such algorithm; [`Algorithm::suits`] says.
 pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
-    let mut b = Builder { spec, rank, n: hosts.world_size(), program: Program::default() };
-    match (spec.operation, spec.algorithm) {
-        (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
-        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
-        (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
-        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => b.all_reduce_one_shot(),
-        (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
-        (Operation::AllReduce(_), Hierarchical) => b.all_reduce_hierarchical(hosts),
-        (Operation::Broadcast { root }, algorithm) => b.broadcast(root.index(), algorithm),
-        (Operation::Reduce { root, .. }, algorithm) => b.reduce(root.index(), algorithm),
-        (Operation::AllGather, Ring) => b.all_gather_ring(),
-        (Operation::AllGather, Direct) => b.all_gather_direct(),
-        (Operation::ReduceScatter(_), Ring) => b.reduce_scatter_ring(),
-        (Operation::ReduceScatter(_), Direct) => b.reduce_scatter_direct(),
-        (Operation::Gather { root }, Direct) => b.gather(root.index()),
-        (Operation::Scatter { root }, Direct) => b.scatter(root.index()),
-        (Operation::AllToAll, Direct) => b.all_to_all(),
-        (Operation::Send { to }, Direct) => b.send(to.index(), b.input(b.all())),
-        (Operation::Recv { from }, Direct) => b.receive(from.index(), b.output(b.all())),
-        (operation, algorithm) => panic!("{operation} has no {algorithm} schedule"),
-    }
+    let schedule = spec.algorithm.schedule();
+    assert!(schedule.suits(spec.operation), "{} has no {} schedule", spec.operation, spec.algorithm);
+    let mut b = Builder { spec, rank, n: hosts.world_size(), hosts, program: Program::default() };
+    schedule.build(&mut b);
     if spec.needs_empty_messages() {
         b.send_empty_messages();
     }
     b.program
 }
 
-struct Builder {
-    spec: CollectiveSpec,
-    rank: usize,
-    n: usize,
+/// The program of one rank, while it is made.
+pub(super) struct Builder<'a> {
+    pub(super) spec: CollectiveSpec,
+    pub(super) rank: usize,
+    /// Number of ranks.
+    pub(super) n: usize,
+    pub(super) hosts: &'a Hosts,
     program: Program,
 }
 
-impl Builder {
-    fn send(&mut self, to: usize, region: Region) {
+impl Builder<'_> {
+    pub(super) fn send(&mut self, to: usize, region: Region) {
         self.program.nodes.push(Node::Send { to, region });
     }
 
-    fn receive(&mut self, from: usize, region: Region) {
+    pub(super) fn receive(&mut self, from: usize, region: Region) {
         self.program.nodes.push(Node::Receive { from, region });
     }
 
-    fn reduce_into(&mut self, into: Region, sources: Vec<Source>, last: bool) {
+    pub(super) fn reduce_into(&mut self, into: Region, sources: Vec<Source>, last: bool) {
         self.program.nodes.push(Node::Reduce { into, sources, last });
     }
 
     /// Copies own values. In place, they may already be at their destination.
-    fn copy(&mut self, from: Region, into: Region) {
+    pub(super) fn copy(&mut self, from: Region, into: Region) {
         if from != into {
             self.reduce_into(into, vec![Source::Own(from)], false);
         }
@@ -145,79 +118,74 @@ impl Builder {
         }
     }
 
-    fn region(&self, space: Space, range: Range<usize>) -> Region {
+    pub(super) fn region(&self, space: Space, range: Range<usize>) -> Region {
         // In place, the input is the output.
         let space = if space == Space::Input && self.spec.in_place { Space::Output } else { space };
         Region { space, start: range.start, end: range.end }
     }
 
-    fn input(&self, range: Range<usize>) -> Region {
+    pub(super) fn input(&self, range: Range<usize>) -> Region {
         self.region(Space::Input, range)
     }
 
-    fn output(&self, range: Range<usize>) -> Region {
+    pub(super) fn output(&self, range: Range<usize>) -> Region {
         self.region(Space::Output, range)
     }
 
-    fn scratch(&mut self, length: usize) -> Region {
+    pub(super) fn scratch(&mut self, length: usize) -> Region {
         self.program.scratch = self.program.scratch.max(length);
         self.region(Space::Scratch, 0..length)
     }
 
-    fn all(&self) -> Range<usize> {
+    pub(super) fn all(&self) -> Range<usize> {
         0..self.spec.count
     }
 
     /// Returns chunk `index` of a vector that the algorithm divides into one chunk per rank.
-    fn vector_chunk(&self, index: usize) -> Range<usize> {
-        chunk_range(self.spec.count, self.n, index % self.n)
+    pub(super) fn vector_chunk(&self, index: usize) -> Range<usize> {
+        self.spec.vector_chunk(self.n, index)
     }
 
     /// Returns chunk `index` of an array that consists of one chunk per rank.
-    fn rank_chunk(&self, index: usize) -> Range<usize> {
+    pub(super) fn rank_chunk(&self, index: usize) -> Range<usize> {
         let index = index % self.n;
         index * self.spec.count..(index + 1) * self.spec.count
     }
 
     /// Returns the input region of an operation to which only this rank's own chunk is passed out of place.
-    fn lone_input(&self) -> Region {
+    pub(super) fn lone_input(&self) -> Region {
         self.input(if self.spec.in_place { self.rank_chunk(self.rank) } else { self.all() })
     }
 
-    fn lone_output(&self) -> Region {
+    pub(super) fn lone_output(&self) -> Region {
         self.output(if self.spec.in_place { self.rank_chunk(self.rank) } else { self.all() })
     }
 
-    fn next(&self) -> usize {
+    pub(super) fn next(&self) -> usize {
         (self.rank + 1) % self.n
     }
 
-    fn previous(&self) -> usize {
+    pub(super) fn previous(&self) -> usize {
         (self.rank + self.n - 1) % self.n
     }
 
     /// Returns the other ranks, nearest successor first: at any time all ranks send to different ones.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, n) = (self.rank, self.n);
         (1..n).map(move |distance| (rank + distance) % n)
     }
 
     /// Returns one operand from each rank in rank order, with `own` for this rank.
-    fn in_rank_order(&self, own: Region) -> Vec<Source> {
+    pub(super) fn in_rank_order(&self, own: Region) -> Vec<Source> {
         (0..self.n).map(|r| if r == self.rank { Source::Own(own) } else { Source::Peer(r) }).collect()
     }
 
     /// Returns two operands, the lower rank's first.
-    fn pair(&self, own: Region, peer: usize) -> Vec<Source> {
+    pub(super) fn pair(&self, own: Region, peer: usize) -> Vec<Source> {
         if self.rank < peer {
             vec![Source::Own(own), Source::Peer(peer)]
         } else {
             vec![Source::Peer(peer), Source::Own(own)]
         }
     }
-}
-
-/// Returns the largest power of two that is at most `n`.
-pub(super) fn largest_power_of_two(n: usize) -> usize {
-    1 << n.ilog2()
 }
