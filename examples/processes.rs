@@ -1,4 +1,4 @@
-//! Ranks as processes, on GPUs if there are any: `ryz launch -n 2 -- target/debug/examples/processes`.
+//! Ranks as processes, on GPUs if there are any: `ryz launch -n 2 -- target/release/examples/processes`.
 
 use ryzanstein_orchestrator::prelude::*;
 use ryzanstein_orchestrator::process_group::Error;

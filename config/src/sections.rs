@@ -243,7 +243,7 @@ section! {
         /// The minimum time between two such log lines.
         slow_call_every: Duration = "10s",
         /// The number of calls that the flight recorder keeps in each group, the newest ones, at 64 bytes each; 0 turns it off.
-        /// Then the launcher cannot see which call each rank is in, and reports no rank as stalled.
+        /// Then the launcher cannot see which call each rank is in, and never reports *no progress*.
         recorder: RecordedCalls = "2048",
         /// The folder in which a rank writes its flight record, `rank-R.json`, when a group fails, or when a `ryz` command that
         /// is a rank receives SIGUSR1; unset, none is written. `ryz trace` reads it.

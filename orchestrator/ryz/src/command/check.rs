@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   ryz check -n 4 --strict
   ryz check -n 4 --invariant
   srun -K1 ryz check
-  torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
+  torchrun --nproc-per-node 4 --no-python ryz check";
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
