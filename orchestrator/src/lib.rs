@@ -18,6 +18,7 @@
 //! | to | use |
 //! |---|---|
 //! | join a job that `ryz launch`, torchrun, Slurm or MPI started | [`Orchestrator::builder`] |
+//! | load a model with its tokenizer, or without | [`Orchestrator::load_text_model`], [`Orchestrator::load_model`] |
 //! | import all that an engine uses | [`prelude`] |
 //! | start ranks and watch over them | [`supervisor::run`] |
 //! | serve a rendezvous, or join one without an [`Orchestrator`] | [`rendezvous`] |
