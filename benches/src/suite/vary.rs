@@ -122,9 +122,11 @@ impl Vary {
                 Variant::forced("two_shot", "peer/two_shot"),
             ]),
             Self::Algorithm => {
-                // Over any links.
+                // The ranks of a variant are on one host, which has no two levels.
                 let each =
-                    Algorithm::ALL.map(|algorithm| Variant::forced(algorithm.name(), algorithm.name()));
+                    Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Hierarchical);
+                // Over any links.
+                let each = each.map(|algorithm| Variant::forced(algorithm.name(), algorithm.name()));
                 Ok([Variant::plain("auto")].into_iter().chain(each).collect())
             }
             Self::Protocol if on_nccl => Ok(vec![
@@ -196,7 +198,7 @@ mod tests {
             names(Vary::Algorithm, BackendKind::Nccl),
             ["nccl", "RING", "TREE", "one_shot", "two_shot"]
         );
-        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 6);
+        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), Algorithm::ALL.len());
         assert_eq!(names(Vary::Protocol, BackendKind::Nccl), ["auto", "LL", "LL128", "Simple"]);
         assert_eq!(names(Vary::Copies, BackendKind::Nccl), ["peer", "host"]);
         assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["shared_memory", "tcp"]);

@@ -115,7 +115,8 @@ impl Acceptor {
                     }
                 };
                 match tokio::time::timeout(wait, admitting).await {
-                    Ok(Ok(None)) => counts.refuse(peer, "broken", &"it closed the connection without a byte"),
+                    // Somebody looks whether the port is open.
+                    Ok(Ok(None)) => {}
                     Ok(Ok(Some(stream))) => {
                         counts.connections.fetch_add(1, Ordering::Relaxed);
                         let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;

@@ -64,7 +64,7 @@ impl BackendFactory for Factory {
     }
 }
 
-/// Returns the algorithm of the setting, which has its name, or `None` for `auto`.
+/// Returns the algorithm that the setting names; `None` for `auto`.
 fn demanded(choice: AlgorithmChoice) -> Option<Algorithm> {
     Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == choice.name())
 }

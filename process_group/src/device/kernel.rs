@@ -86,8 +86,8 @@ impl Launch {
         Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, cluster: 1, overlap: false }
     }
 
-    /// Creates a launch of enough blocks of `threads` threads for `count` elements. CUDA rejects the launch when a grid cannot have that many
-    /// blocks, or `threads` is 0.
+    /// Creates a launch of enough blocks of `threads` threads for `count` elements. CUDA rejects the launch when a grid cannot have
+    /// that many blocks, or `threads` is 0.
     pub fn over(count: usize, threads: u32) -> Self {
         let blocks = count.div_ceil(threads.max(1) as usize).max(1);
         Self::new(u32::try_from(blocks).unwrap_or(u32::MAX), threads)

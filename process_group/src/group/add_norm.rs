@@ -21,7 +21,8 @@ impl ProcessGroup {
 
     /// Executes in one kernel: sums `terms` (`[rows × columns]`) over the ranks, adds the sum to `residual` (of the same shape), and
     /// fills `out` with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32. `out` has
-    /// the type of `residual`, the same on every rank, and `terms` has it too or is f32. Sum, residual and result are each rounded once to that type.
+    /// the type of `residual`, the same on every rank, and `terms` has it too or is f32. Sum, residual and result are each rounded
+    /// once to that type.
     ///
     /// The kernel follows the fused all-reduces of TensorRT-LLM and SGLang. Profiles and records show this as an all-reduce. After
     /// an error, `out` and `residual` contain no result.

@@ -41,8 +41,8 @@ impl ProcessGroup {
     }
 
     /// Repeats captured calls with `launch`, which launches their graph on the device's stream. They are counted, have the group's
-    /// deadline, and appear in the profile like single calls, with times if the graph has [them](Self::set_graph_timing). The other ranks must do the same, or make the
-    /// calls one by one.
+    /// deadline, and appear in the profile like single calls, with times if the graph has [them](Self::set_graph_timing). The other
+    /// ranks must do the same, or make the calls one by one.
     ///
     /// # Errors
     /// [`Error::Invalid`] when another group captured them, [`Error::Poisoned`] once the group has failed; those of `launch`.

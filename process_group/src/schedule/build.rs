@@ -1,14 +1,5 @@
 //! Builds a program from (operation, algorithm, rank, hosts, length).
 //!
-//! | operation | ring | recursive_doubling | halving_doubling | direct | hierarchical |
-//! |---|---|---|---|---|---|
-//! | all-reduce | reduce-scatter and all-gather round the ring | whole vectors at doubling distance | halving, then doubling | small: all to all; large: reduce-scatter and all-gather, each in one step | reduce-scatter within hosts, all-reduce between them, all-gather within |
-//! | broadcast | a chain, pipelined | binomial tree | scatter to the others, all-gather among them | root to all | – |
-//! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | all to root | – |
-//! | all-gather, reduce-scatter | round the ring | – | – | all to all | – |
-//! | barrier | – | one byte at doubling distance | – | – | – |
-//! | gather, scatter, all-to-all | – | – | – | in one step | – |
-//!
 //! In broadcast, reduce, gather and scatter, every rank also receives a message from every other, so that all compare their calls
 //! before any of them returns.
 //!
@@ -60,10 +51,10 @@ pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
 /// # Panics
 /// When the operation has no such algorithm; [`Algorithm::suits`] says.
 pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
-    let schedule = spec.algorithm.schedule();
-    assert!(schedule.suits(spec.operation), "{} has no {} schedule", spec.operation, spec.algorithm);
+    let programs = spec.algorithm.programs();
+    assert!(programs.suits(spec.operation), "{} has no {} schedule", spec.operation, spec.algorithm);
     let mut b = Builder { spec, rank, n: hosts.world_size(), hosts, program: Program::default() };
-    schedule.build(&mut b);
+    programs.build(&mut b);
     if spec.needs_empty_messages() {
         b.send_empty_messages();
     }

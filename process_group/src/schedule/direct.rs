@@ -2,7 +2,7 @@
 
 use super::build::{Builder, CollectiveSpec};
 use super::cost::{Traffic, flat};
-use super::{Hosts, Schedule, tree, unsuited};
+use super::{Hosts, Programs, tree, unsuited};
 use crate::types::operation::Operation::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Recv, Reduce, ReduceScatter, Scatter,
     Send,
@@ -14,7 +14,7 @@ const ONE_SHOT_ELEMENTS: usize = 4096;
 
 pub(super) struct Direct;
 
-impl Schedule for Direct {
+impl Programs for Direct {
     fn name(&self) -> &'static str {
         "direct"
     }

@@ -7,16 +7,16 @@ use std::ops::Range;
 
 use super::build::{Builder, CollectiveSpec, chunk_range};
 use super::cost::{Traffic, flat};
-use super::powers_of_two::{
+use super::program::Space;
+use super::surplus::{
     largest_power_of_two, reduce_surplus, return_to_surplus, surplus_messages, surplus_rounds,
 };
-use super::program::Space;
-use super::{Hosts, Schedule, unsuited};
+use super::{Hosts, Programs, unsuited};
 use crate::types::operation::Operation::{self, AllReduce, Broadcast, Reduce};
 
 pub(super) struct HalvingDoubling;
 
-impl Schedule for HalvingDoubling {
+impl Programs for HalvingDoubling {
     fn name(&self) -> &'static str {
         "halving_doubling"
     }
@@ -71,7 +71,7 @@ impl Schedule for HalvingDoubling {
     }
 }
 
-/// Returns the elements of some of the chunks of a vector.
+/// Returns the elements of these of the `of` chunks of a vector of `count`.
 fn elements(chunks: &Range<usize>, of: usize, count: usize) -> Range<usize> {
     chunk_range(count, of, chunks.start).start..chunk_range(count, of, chunks.end - 1).end
 }
@@ -81,7 +81,7 @@ fn all_reduce(b: &mut Builder<'_>) {
     let Some(own) = reduce_surplus(b, power) else { return };
     let mut space = own.space;
     let count = b.spec.count;
-    let elements = |chunks: &Range<usize>| elements(chunks, power, count);
+    let range = |chunks: &Range<usize>| elements(chunks, power, count);
     let mut chunks = 0..power;
     let mut distance = power / 2;
     while distance > 0 {
@@ -92,9 +92,9 @@ fn all_reduce(b: &mut Builder<'_>) {
         } else {
             (middle..chunks.end, chunks.start..middle)
         };
-        b.send(partner, b.region(space, elements(&give)));
-        let sources = b.pair(b.region(space, elements(&keep)), partner);
-        b.reduce_into(b.output(elements(&keep)), sources, distance == 1);
+        b.send(partner, b.region(space, range(&give)));
+        let sources = b.pair(b.region(space, range(&keep)), partner);
+        b.reduce_into(b.output(range(&keep)), sources, distance == 1);
         space = Space::Output;
         chunks = keep;
         distance /= 2;
@@ -107,8 +107,8 @@ fn all_reduce(b: &mut Builder<'_>) {
         } else {
             chunks.start - distance..chunks.start
         };
-        b.send(partner, b.output(elements(&chunks)));
-        b.receive(partner, b.output(elements(&theirs)));
+        b.send(partner, b.output(range(&chunks)));
+        b.receive(partner, b.output(range(&theirs)));
         chunks = chunks.start.min(theirs.start)..chunks.end.max(theirs.end);
         distance *= 2;
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::build::{Builder, CollectiveSpec, chunk_range};
 use super::cost::Traffic;
 use super::program::{Region, Source};
-use super::{Hosts, Schedule};
+use super::{Hosts, Programs};
 use crate::types::operation::Operation;
 
 /// Maximum number of elements for which hosts exchange whole chunks instead of pieces.
@@ -13,7 +13,7 @@ const WHOLE_ELEMENTS: usize = 1024;
 
 pub(super) struct Hierarchical;
 
-impl Schedule for Hierarchical {
+impl Programs for Hierarchical {
     fn name(&self) -> &'static str {
         "hierarchical"
     }

@@ -1,6 +1,6 @@
 //! The messages between ranks: pure, no socket and no clock.
 //!
-//! Each algorithm has a file that implements [`Schedule`]. [`build`] makes a rank's [`Program`](program::Program),
+//! Each algorithm has a file that implements [`Programs`]. [`build`] makes a rank's [`Program`](program::Program),
 //! [`hazards`](hazards::hazards) computes the overlap that it allows, and [`cost`] its time. [`paths`](crate::paths) chooses the
 //! algorithm of a call.
 
@@ -11,10 +11,10 @@ mod halving_doubling;
 pub mod hazards;
 mod hierarchical;
 mod hosts;
-mod powers_of_two;
 pub mod program;
 mod recursive_doubling;
 mod ring;
+mod surplus;
 mod tree;
 
 use std::fmt;
@@ -50,15 +50,15 @@ impl Algorithm {
 
     /// Returns true if the algorithm supports the operation. Every operation except a barrier has a direct form.
     pub fn suits(self, operation: Operation) -> bool {
-        self.schedule().suits(operation)
+        self.programs().suits(operation)
     }
 
     /// Returns the name used in configuration and tables.
     pub fn name(self) -> &'static str {
-        self.schedule().name()
+        self.programs().name()
     }
 
-    fn schedule(self) -> &'static dyn Schedule {
+    fn programs(self) -> &'static dyn Programs {
         match self {
             Self::Ring => &ring::Ring,
             Self::RecursiveDoubling => &recursive_doubling::RecursiveDoubling,
@@ -70,16 +70,16 @@ impl Algorithm {
 }
 
 /// The programs of an algorithm, and what they cost.
-trait Schedule {
+trait Programs {
     /// Returns the name used in configuration and tables.
     fn name(&self) -> &'static str;
 
     fn suits(&self, operation: Operation) -> bool;
 
-    /// Adds the program of one of at least two ranks, for an operation that it suits.
+    /// Adds the program of one of at least two ranks, for an operation that the algorithm suits.
     fn build(&self, b: &mut Builder<'_>);
 
-    /// Returns the work of `rank`, less empty messages, over links within hosts and between them: what the nodes of
+    /// Returns the work of `rank`, without empty messages, over links within hosts and between them: what the nodes of
     /// [`build`](Self::build) add up to, in closed form.
     fn traffic(&self, spec: &CollectiveSpec, rank: usize, hosts: &Hosts) -> [Traffic; 2];
 

@@ -2,15 +2,15 @@
 
 use super::build::{Builder, CollectiveSpec};
 use super::cost::{Traffic, flat};
-use super::powers_of_two::{
+use super::surplus::{
     largest_power_of_two, reduce_surplus, return_to_surplus, surplus_messages, surplus_rounds,
 };
-use super::{Hosts, Schedule, tree, unsuited};
+use super::{Hosts, Programs, tree, unsuited};
 use crate::types::operation::Operation::{self, AllReduce, Barrier, Broadcast, Reduce};
 
 pub(super) struct RecursiveDoubling;
 
-impl Schedule for RecursiveDoubling {
+impl Programs for RecursiveDoubling {
     fn name(&self) -> &'static str {
         "recursive_doubling"
     }

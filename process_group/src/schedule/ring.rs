@@ -5,12 +5,12 @@
 use super::build::{Builder, CollectiveSpec};
 use super::cost::{Traffic, flat};
 use super::program::Source;
-use super::{Hosts, Schedule, tree, unsuited};
+use super::{Hosts, Programs, tree, unsuited};
 use crate::types::operation::Operation::{self, AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
 
 pub(super) struct Ring;
 
-impl Schedule for Ring {
+impl Programs for Ring {
     fn name(&self) -> &'static str {
         "ring"
     }

@@ -48,7 +48,7 @@ pub(super) fn reduce(b: &mut Builder<'_>, root: Rank, tree: Tree) {
 /// Returns the payload of a rank in [`broadcast`] or [`reduce`].
 pub(super) fn traffic(spec: &CollectiveSpec, rank: usize, n: usize, tree: Tree) -> Traffic {
     let root = spec.operation.root().expect("a tree has a root");
-    let (parent, children) = relatives(rank, n, root, tree);
+    let (parent, children) = tree((rank + n - root.index()) % n, n);
     let (up, down) = (usize::from(parent.is_some()), children.len());
     match spec.operation {
         Operation::Broadcast { .. } => Traffic::of(down, down * spec.count).receiving(up * spec.count),

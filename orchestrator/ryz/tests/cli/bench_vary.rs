@@ -35,7 +35,7 @@ fn every_schedule_takes_its_turn_in_every_round() {
         }
     }
     let order: Vec<&str> = rows.iter().take(2).filter_map(|row| row["variant"].as_str()).collect();
-    assert_eq!(order, ["auto", "direct"], "in turns");
+    assert_eq!(order, ["auto", "ring"], "in turns");
 }
 
 #[test]

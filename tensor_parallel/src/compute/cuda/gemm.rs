@@ -272,7 +272,8 @@ impl Kernels {
         // SAFETY: copies stay within the tensors that the maps describe, which are those of `x` and the weight: checked above. A
         // block reads as many floats of the bias as it has rows of the weight, unless the bias is null, and writes tiles of the
         // [m, outputs] elements of `out`, whose edges it checks. `partial` has a place for the sums of each block that shares a tile, and
-        // such blocks count at their tile's counter. The weight is read before the previous kernel has ended only if no kernel has written it.
+        // such blocks count at their tile's counter. The weight is read before the previous kernel has ended only if no kernel has
+        // written it.
         unsafe { call.launch_with_shared([blocks, 1], tiles.threads(), tiles.shared_bytes()) }
     }
 }

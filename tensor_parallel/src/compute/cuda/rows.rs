@@ -90,8 +90,8 @@ impl Kernels {
         let mut call = self.call(Source::Rows(out.dtype(), DType::F32), "sum_of_leaves");
         call.write_from(out, first)?.read(terms)?.value((rows * columns) as u64);
         call.value(to_u32("leaves", leaves)?).value(to_u32("trees", count / leaves)?);
-        // SAFETY: the kernel reads the `leaves` × `trees` terms, and writes `rows` × `columns` elements of `out` from row `first` on: checked
-        // above.
+        // SAFETY: the kernel reads the `leaves` × `trees` terms, and writes `rows` × `columns` elements of `out` from row `first`
+        // on: checked above.
         unsafe { call.launch_over(rows * columns) }
     }
 

@@ -9,8 +9,8 @@ pub(super) fn largest_power_of_two(n: usize) -> usize {
     1 << n.ilog2()
 }
 
-/// Reduces surplus ranks into partners. Returns the rank's place among the largest power of two of ranks, and the region of its
-/// values after this, or `None` for a surplus rank, which then only waits for the result.
+/// Reduces surplus ranks into partners. Returns the region of the rank's values after this, or `None` for a surplus rank, which then
+/// only waits for the result.
 pub(super) fn reduce_surplus(b: &mut Builder<'_>, power: usize) -> Option<Region> {
     let (input, output) = (b.input(b.all()), b.output(b.all()));
     if b.rank >= power {
