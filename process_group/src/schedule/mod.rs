@@ -1,6 +1,6 @@
 //! The messages between ranks: pure, no socket and no clock.
 //!
-//! Each algorithm has a file that implements [`Programs`]. [`build`] makes a rank's [`Program`](program::Program),
+//! Each algorithm has a file that implements the trait `Programs`. [`build`] makes a rank's [`Program`](program::Program),
 //! [`hazards`](hazards::hazards) computes the overlap that it allows, and [`cost`] its time. [`paths`](crate::paths) chooses the
 //! algorithm of a call.
 
