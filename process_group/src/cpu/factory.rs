@@ -40,15 +40,13 @@ impl BackendFactory for Factory {
         let hosts = Hosts::of(group.members.iter().map(|member| &member.host));
         // Of the groups of a job, only that of all ranks is what the user meant.
         let is_whole = group.name == "world" && group.members.len() > 1;
-        if is_whole && settings.demand == Some(Algorithm::Hierarchical) && !hosts.are_two_levels() {
-            let where_they_are = if hosts.count() == 1 {
-                "all ranks are on one host"
-            } else {
-                "each rank has a host of its own"
-            };
+        if is_whole
+            && settings.demand == Some(Algorithm::Hierarchical)
+            && let Some(why) = hosts.why_one_level()
+        {
             return Err(Error::Configuration(format!(
-                "process_group.tcp.algorithm is `hierarchical`, which needs several hosts with several ranks each, and {where_they_are}; \
-                 set another algorithm, or `auto`"
+                "process_group.tcp.algorithm is `hierarchical`, which needs several hosts with several ranks each, and {why}; set \
+                 another algorithm, or `auto`"
             )));
         }
         let me = group.members[group.rank.index()].rank;

@@ -54,7 +54,7 @@ impl Host {
         let is_shared_everywhere = agreed.iter().all(|standing| *standing == SHARED);
         let links = match why_not {
             _ if agreed.len() > 1 && !is_shared_everywhere => Links::Sockets(NOT_EVERYWHERE),
-            _ if self.topology.hosts.are_two_levels() => Links::SharedWithinHosts,
+            _ if self.topology.hosts.why_one_level().is_none() => Links::SharedWithinHosts,
             _ if agreed.len() > 1 => Links::Sockets("each rank has a host of its own"),
             Some(why) => Links::Sockets(why),
             None => Links::SharedMemory,

@@ -74,7 +74,7 @@ pub(crate) fn table(
     let hosts = &topology.hosts;
     let hierarchical = links.path(Algorithm::Hierarchical);
     let mut paths: Vec<Path> = Algorithm::ALL.into_iter().map(|algorithm| links.path(algorithm)).collect();
-    if !hosts.are_two_levels() {
+    if hosts.why_one_level().is_some() {
         paths.retain(|path| *path != hierarchical);
     }
     let mut rules = tuned::rules(tuned, hosts.world_size(), &paths);
@@ -101,8 +101,8 @@ pub(crate) fn table(
             "links go through shared memory; `tcp.shared_memory = false` turns that off",
         ),
     };
-    if hosts.count() > 1 && !hosts.are_two_levels() {
-        return table.without(hierarchical, "each rank has a host of its own");
+    match hosts.why_one_level() {
+        Some(why) => table.without(hierarchical, why),
+        None => table,
     }
-    table
 }

@@ -43,9 +43,12 @@ impl Hosts {
         self.ranks.len()
     }
 
-    /// Returns true if there are several hosts, and several ranks on one of them.
-    pub fn are_two_levels(&self) -> bool {
-        self.count() > 1 && self.count() < self.world_size()
+    /// Returns `None` if there are several hosts, and several ranks on one of them; otherwise what is the case instead.
+    pub fn why_one_level(&self) -> Option<&'static str> {
+        match self.count() {
+            0 | 1 => Some("all ranks are on one host"),
+            count => (count == self.world_size()).then_some("each rank has a host of its own"),
+        }
     }
 
     /// Returns the ranks of each host, ascending.
