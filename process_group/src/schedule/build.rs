@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::program::{Node, Program, Region, Source, Space};
-use super::{Algorithm, Hosts};
+use super::{Algorithm, Hosts, Programs};
 use crate::types::operation::Operation;
 
 /// The collective of a program.
@@ -26,6 +26,20 @@ pub struct CollectiveSpec {
 }
 
 impl CollectiveSpec {
+    /// Returns the programs of its algorithm.
+    ///
+    /// # Panics
+    /// When the operation has no such algorithm; [`Algorithm::suits`] says.
+    pub(super) fn programs(&self) -> &'static dyn Programs {
+        assert!(
+            self.algorithm.suits(self.operation),
+            "{} has no {} schedule",
+            self.operation,
+            self.algorithm
+        );
+        self.algorithm.programs()
+    }
+
     /// Returns true if the data alone do not let every two ranks compare their calls: in a rooted call. Every rank then sends an
     /// empty message to each rank that gets no payload from it. Headers contain the call; otherwise a rank that only sends would be
     /// done before any other can object.
@@ -51,10 +65,8 @@ pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
 /// # Panics
 /// When the operation has no such algorithm; [`Algorithm::suits`] says.
 pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
-    let programs = spec.algorithm.programs();
-    assert!(programs.suits(spec.operation), "{} has no {} schedule", spec.operation, spec.algorithm);
     let mut b = Builder { spec, rank, n: hosts.world_size(), hosts, program: Program::default() };
-    programs.build(&mut b);
+    spec.programs().build(&mut b);
     if spec.needs_empty_messages() {
         b.send_empty_messages();
     }

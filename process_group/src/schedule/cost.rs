@@ -46,13 +46,7 @@ pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
 
 /// Returns the traffic over links within hosts, and between them.
 fn by_level(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
-    debug_assert!(
-        spec.algorithm.suits(spec.operation),
-        "{} has no {} schedule",
-        spec.operation,
-        spec.algorithm
-    );
-    let mut levels = spec.algorithm.programs().traffic(&spec, rank, hosts);
+    let mut levels = spec.programs().traffic(&spec, rank, hosts);
     if spec.needs_empty_messages() {
         // Rooted operations have no algorithm that distinguishes the links.
         let level = &mut levels[usize::from(hosts.count() > 1)];
@@ -73,13 +67,7 @@ pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
 }
 
 fn rounds_by_level(spec: CollectiveSpec, hosts: &Hosts) -> [usize; 2] {
-    debug_assert!(
-        spec.algorithm.suits(spec.operation),
-        "{} has no {} schedule",
-        spec.operation,
-        spec.algorithm
-    );
-    spec.algorithm.programs().rounds(&spec, hosts)
+    spec.programs().rounds(&spec, hosts)
 }
 
 /// The cost of one kind of link, in seconds.
