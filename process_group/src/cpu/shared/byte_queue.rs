@@ -24,8 +24,8 @@ const STARVED: usize = 128;
 /// Number of bytes that one end copies before it tells the other, which can continue in the meantime.
 const PUBLISHED: usize = 32 << 10;
 
-/// Bytes of all rings of a segment, with few ranks.
-pub(super) const RINGS: usize = 2 << 20;
+/// Bytes of a ring, with few ranks.
+pub(super) const RING: usize = 256 << 10;
 
 /// The layout of a group's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,10 +39,10 @@ pub(super) struct Layout {
 impl Layout {
     /// Returns the layout for a host with this number of ranks.
     pub(super) fn of(ranks: usize) -> Self {
-        // Written bytes stay in the cache until they are read, and many ranks do not need much memory. A message that does not fit
-        // waits for its reader.
-        let share = RINGS / ranks.next_power_of_two();
-        Self { ranks, capacity: share.max(16 << 10) }
+        // Written bytes stay in the cache of a core until they are read, also if both ranks run on hyperthreads of that core and the
+        // vectors pass through it too. And many ranks do not need much memory. A message that does not fit waits for its reader.
+        let share = (2 << 20) / ranks.next_power_of_two();
+        Self { ranks, capacity: share.clamp(16 << 10, RING) }
     }
 
     /// Returns the length of the segment in bytes.

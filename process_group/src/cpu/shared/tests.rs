@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::byte_queue::RINGS;
+use super::byte_queue::RING;
 use super::*;
 use crate::testing::{LATE, in_time};
 
@@ -59,7 +59,7 @@ fn bytes_come_to_a_rank_that_waits_for_sockets_too() {
 }
 
 fn bytes_come(pair: [(ByteQueues, Doorbell); 2]) {
-    const TOTAL: usize = 2 * RINGS;
+    const TOTAL: usize = 16 * RING;
     let [(mut rings, doorbell), (mut theirs, their_bell)] = pair;
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
@@ -115,13 +115,12 @@ fn a_bell_that_is_no_pipe_is_refused() {
 
 #[test]
 fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
-    let capacity = RINGS / 2;
-    for lie in [u64::MAX / 2, 1 << 40, capacity as u64 + 1] {
+    for lie in [u64::MAX / 2, 1 << 40, RING as u64 + 1] {
         let [(mut mine, _), (theirs, _)] = pair(false);
         theirs.lie(lie);
         assert!(mine.has_unread() && mine.has_room(), "there is something to find out");
         // The writer looks when it needs to know.
-        let more_than_fits = vec![0; 2 * capacity];
+        let more_than_fits = vec![0; 2 * RING];
         let outcomes = [mine.read_pair(&mut [0; 9], &mut []), mine.send(&[1], &more_than_fits)];
         for error in outcomes.map(Result::unwrap_err) {
             assert!(error.to_string().contains("out of range"), "{error}");
