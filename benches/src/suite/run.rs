@@ -1,7 +1,9 @@
 //! Measures the rows of a request, one by one.
 
+use std::time::{Duration, Instant};
+
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{Error, Memory};
+use ryzanstein_process_group::{Error, Memory, ProcessGroup, Rank};
 
 use super::paths::paths_of;
 use super::{Request, Row, Start, label, sizes, start};
@@ -10,6 +12,10 @@ use ryzanstein_orchestrator::Orchestrator;
 
 /// Default number of calls if each starts at least one group.
 const STARTS: usize = 10;
+
+/// Time for which ranks on CPUs make calls before the first row: the system starts several on one processor, and spreads them only
+/// while they are busy.
+const SPREAD: Duration = Duration::from_millis(300);
 
 /// An event during the measurement of rows.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +69,11 @@ pub fn run<E: From<Error>>(
         }
         (paths, _) => paths?,
     };
-    let steps = steps(request, &paths, group.memory() == Memory::Host);
+    let is_host = group.memory() == Memory::Host;
+    if is_host && group.world_size() > 1 {
+        spread(group)?;
+    }
+    let steps = steps(request, &paths, is_host);
     let mut rows = Vec::new();
     for (index, Step { case, path }) in steps.iter().enumerate() {
         let op = label(case.form(), case.reduction);
@@ -104,6 +114,20 @@ pub fn run<E: From<Error>>(
         .into());
     }
     Ok(rows)
+}
+
+/// Makes calls for [`SPREAD`]. Every rank makes the same number, because rank 0 ends it.
+fn spread(group: &mut ProcessGroup) -> Result<(), Error> {
+    let started = Instant::now();
+    let mut is_over = [0u8];
+    while is_over == [0] {
+        for _ in 0..100 {
+            group.barrier()?;
+        }
+        is_over = [u8::from(started.elapsed() >= SPREAD)];
+        group.broadcast(&mut is_over, Rank(0))?;
+    }
+    Ok(())
 }
 
 /// Returns every row of the request.
