@@ -61,24 +61,6 @@ choice! {
 }
 
 choice! {
-    /// The algorithm of collectives on CPUs, for every operation that has it.
-    AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct, hierarchical", "auto" {
-        /// The cheapest algorithm for each message, by the cost model.
-        Auto = "auto",
-        /// Reduce-scatter, then all-gather, around a ring.
-        Ring = "ring",
-        /// Exchange of full vectors with partners at distances that double.
-        RecursiveDoubling = "recursive_doubling",
-        /// Reduce-scatter by halving, then all-gather by doubling.
-        HalvingDoubling = "halving_doubling",
-        /// Every rank sends to every other.
-        Direct = "direct",
-        /// All-reduce within each host, then between the hosts, then within each host again. For ranks on several hosts.
-        Hierarchical = "hierarchical",
-    }
-}
-
-choice! {
     /// The processors of the ranks that `ryz launch` starts.
     BindChoice, "one of auto, none", "none" {
         /// Each rank gets processors of its own if there are enough.

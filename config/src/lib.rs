@@ -60,8 +60,8 @@ mod tuning;
 
 pub use bounded::{Fraction, RecordedCalls, Temperature, Timeout, WorldSize};
 pub use choice::{
-    AlgorithmChoice, BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat,
-    ModelDType, NcclProfile, Numerics,
+    BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat, ModelDType,
+    NcclProfile, Numerics,
 };
 pub use config::Config;
 #[doc(hidden)]

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::{
-    AlgorithmChoice, BackendChoice, BindChoice, ByteSize, EncryptionChoice, Fraction, HostPort,
-    InstructionSet, LauncherChoice, LogFormat, ModelDType, NcclEnv, NcclProfile, Numerics, RecordedCalls,
-    ShownRanks, Temperature, Timeout, TuningChoice, ValueError, WorldSize,
+    BackendChoice, BindChoice, ByteSize, EncryptionChoice, Fraction, HostPort, InstructionSet,
+    LauncherChoice, LogFormat, ModelDType, NcclEnv, NcclProfile, Numerics, RecordedCalls, ShownRanks,
+    Temperature, Timeout, TuningChoice, ValueError, WorldSize,
 };
 
 /// A section of settings, for loading and display.
@@ -154,8 +154,8 @@ section! {
         interface: Option<String> = "",
         /// The local address on which peers connect; overrides `process_group.tcp.interface`.
         bind: Option<IpAddr> = "",
-        /// The algorithm on CPUs, for every operation that has it.
-        algorithm: AlgorithmChoice = "auto",
+        /// The algorithm on CPUs, for every operation that has it: auto, or a name such as `ring`.
+        algorithm: String = "auto",
         /// Exchange data between ranks of one host through shared memory, where the system allows it, instead of sockets.
         shared_memory: bool = "true",
         /// The time to poll for data from other ranks before sleeping: lower latency at the price of a busy core; 0s never polls.

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ryzanstein_config::{
-    AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, Fraction, HostPort, LauncherChoice,
-    LogFormat, ModelDType, Temperature, Timeout, TuningChoice, WorldSize,
+    BackendChoice, ByteSize, EncryptionChoice, Fraction, HostPort, LauncherChoice, LogFormat, ModelDType,
+    Temperature, Timeout, TuningChoice, WorldSize,
 };
 use std::str::FromStr;
 use std::time::Duration;
@@ -138,7 +138,6 @@ fn every_choice_is_read_by_its_own_name() {
         }
     }
     check(BackendChoice::ALL);
-    check(AlgorithmChoice::ALL);
     check(EncryptionChoice::ALL);
     check(LauncherChoice::ALL);
     check(LogFormat::ALL);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config, Timeout};
+use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{
     Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Result,
 };
@@ -486,7 +486,7 @@ fn an_interface_that_is_not_there_is_refused_with_those_that_are() {
 fn a_rank_alone_needs_no_interface_and_no_second_level() {
     let mut config: Config = config(BackendChoice::Auto);
     config.process_group.tcp.interface = Some("nosuch0".into());
-    config.process_group.tcp.algorithm = AlgorithmChoice::Hierarchical;
+    config.process_group.tcp.algorithm = "hierarchical".into();
     with_ranks(&config, 1, |mut manager| {
         let mut x = [3.0f32];
         manager.world().all_reduce(&mut x, ReduceOp::Sum).unwrap();

@@ -1,6 +1,6 @@
 //! Checks whether a rank can use the CPU collectives, and makes the groups that use them.
 
-use ryzanstein_config::AlgorithmChoice;
+use ryzanstein_config::Config;
 
 use super::spin::SpinPolicy;
 use super::{Host, Settings, decline};
@@ -20,18 +20,18 @@ impl BackendFactory for Factory {
     }
 
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
-        match &context.listens {
-            Ok(()) => Capability::usable(BackendKind::Tcp),
-            Err(error) => {
-                Capability::unusable(BackendKind::Tcp, "this rank cannot listen", error.to_string())
-            }
+        let unusable = |summary, why| Capability::unusable(BackendKind::Tcp, summary, why);
+        match (&context.listens, demanded(context.config)) {
+            (Err(error), _) => unusable("this rank cannot listen", error.to_string()),
+            (_, Err(why)) => unusable("there is no such algorithm", why),
+            (Ok(()), Ok(_)) => Capability::usable(BackendKind::Tcp),
         }
     }
 
     fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
         let tcp = &group.config.process_group.tcp;
         let settings = Settings {
-            demand: demanded(tcp.algorithm),
+            demand: demanded(group.config).map_err(Error::Configuration)?,
             tuned: group.tuned.to_vec(),
             spin: SpinPolicy { limit: tcp.spin, yields: group.cpus_are_short },
             shared_memory: tcp.shared_memory,
@@ -62,9 +62,19 @@ impl BackendFactory for Factory {
     }
 }
 
-/// Returns the algorithm that the setting names; `None` for `auto`.
-fn demanded(choice: AlgorithmChoice) -> Option<Algorithm> {
-    Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == choice.name())
+/// Returns the algorithm that the setting demands; `None` for `auto`.
+fn demanded(config: &Config) -> Result<Option<Algorithm>, String> {
+    let name = &*config.process_group.tcp.algorithm;
+    if name == "auto" {
+        return Ok(None);
+    }
+    let algorithm = Algorithm::named(name).ok_or_else(|| {
+        let key = "process_group.tcp.algorithm";
+        let source = config.source_of(key).map(|source| format!(" ({source})")).unwrap_or_default();
+        let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+        format!("{key} is `{name}`{source}: expected one of auto, {names}")
+    })?;
+    Ok(Some(algorithm))
 }
 
 #[cfg(test)]
@@ -73,15 +83,14 @@ mod tests {
 
     #[test]
     fn each_algorithm_can_be_demanded_and_auto_demands_none() {
-        let demands: Vec<_> =
-            AlgorithmChoice::ALL.iter().map(|choice| (*choice, demanded(*choice))).collect();
-        for (choice, demand) in &demands {
-            assert_eq!(demand.is_none(), *choice == AlgorithmChoice::Auto, "{choice:?}");
+        let mut config = Config::default();
+        assert_eq!(demanded(&config).unwrap(), None);
+        for algorithm in Algorithm::ALL {
+            config.process_group.tcp.algorithm = algorithm.name().into();
+            assert_eq!(demanded(&config).unwrap(), Some(algorithm));
         }
-        assert!(
-            Algorithm::ALL
-                .iter()
-                .all(|algorithm| demands.iter().any(|(_, demand)| *demand == Some(*algorithm)))
-        );
+        config.process_group.tcp.algorithm = "rinng".into();
+        let error = demanded(&config).unwrap_err();
+        assert!(error.contains("`rinng` (code)") && error.contains("auto, ring"), "{error}");
     }
 }

@@ -15,10 +15,6 @@ const ONE_SHOT_ELEMENTS: usize = 4096;
 pub(super) struct Direct;
 
 impl Programs for Direct {
-    fn name(&self) -> &'static str {
-        "direct"
-    }
-
     fn suits(&self, operation: Operation) -> bool {
         operation != Barrier
     }

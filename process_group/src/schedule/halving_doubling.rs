@@ -17,10 +17,6 @@ use crate::types::operation::Operation::{self, AllReduce, Broadcast, Reduce};
 pub(super) struct HalvingDoubling;
 
 impl Programs for HalvingDoubling {
-    fn name(&self) -> &'static str {
-        "halving_doubling"
-    }
-
     fn suits(&self, operation: Operation) -> bool {
         matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. })
     }

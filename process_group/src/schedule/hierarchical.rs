@@ -14,10 +14,6 @@ const WHOLE_ELEMENTS: usize = 1024;
 pub(super) struct Hierarchical;
 
 impl Programs for Hierarchical {
-    fn name(&self) -> &'static str {
-        "hierarchical"
-    }
-
     fn suits(&self, operation: Operation) -> bool {
         matches!(operation, Operation::AllReduce(_))
     }

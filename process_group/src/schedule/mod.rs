@@ -26,54 +26,58 @@ use build::{Builder, CollectiveSpec};
 use cost::Traffic;
 pub use hosts::Hosts;
 
-/// A way to execute a collective with messages between pairs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Algorithm {
+macro_rules! algorithms {
+    ($( $(#[$meta:meta])+ $variant:ident, $name:literal, $programs:expr; )+) => {
+        /// A way to execute a collective with messages between pairs.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        pub enum Algorithm {
+            $( $(#[$meta])+ #[serde(rename = $name)] $variant, )+
+        }
+
+        impl Algorithm {
+            /// Every algorithm.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// Returns the name used in configuration, in tables and between ranks.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+
+            fn programs(self) -> &'static dyn Programs {
+                match self { $(Self::$variant => &$programs),+ }
+            }
+        }
+    };
+}
+
+// The only list of algorithms: settings, paths and ranks know them by these names.
+algorithms! {
     /// Chunks travel round a ring of ranks; for rooted operations, along a chain.
-    Ring,
+    Ring, "ring", ring::Ring;
     /// Partners at doubling distance exchange whole vectors; for rooted operations, a binomial tree.
-    RecursiveDoubling,
+    RecursiveDoubling, "recursive_doubling", recursive_doubling::RecursiveDoubling;
     /// Reduce-scatter by halving, then all-gather by doubling.
-    HalvingDoubling,
+    HalvingDoubling, "halving_doubling", halving_doubling::HalvingDoubling;
     /// Every rank exchanges with every other at once.
-    Direct,
+    Direct, "direct", direct::Direct;
     /// Reduce-scatter within each host, all-reduce between hosts, all-gather within each host.
-    Hierarchical,
+    Hierarchical, "hierarchical", hierarchical::Hierarchical;
 }
 
 impl Algorithm {
-    /// Every algorithm, in wire order.
-    pub const ALL: [Self; 5] =
-        [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct, Self::Hierarchical];
-
     /// Returns true if the algorithm supports the operation. Every operation except a barrier has a direct form.
     pub fn suits(self, operation: Operation) -> bool {
         self.programs().suits(operation)
     }
 
-    /// Returns the name used in configuration and tables.
-    pub fn name(self) -> &'static str {
-        self.programs().name()
-    }
-
-    fn programs(self) -> &'static dyn Programs {
-        match self {
-            Self::Ring => &ring::Ring,
-            Self::RecursiveDoubling => &recursive_doubling::RecursiveDoubling,
-            Self::HalvingDoubling => &halving_doubling::HalvingDoubling,
-            Self::Direct => &direct::Direct,
-            Self::Hierarchical => &hierarchical::Hierarchical,
-        }
+    /// Returns the algorithm of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 }
 
 /// The programs of an algorithm, and what they cost.
 trait Programs {
-    /// Returns the name used in configuration and tables.
-    fn name(&self) -> &'static str;
-
     fn suits(&self, operation: Operation) -> bool;
 
     /// Adds the program of one of at least two ranks, for an operation that the algorithm suits.

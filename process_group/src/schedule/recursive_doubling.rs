@@ -11,10 +11,6 @@ use crate::types::operation::Operation::{self, AllReduce, Barrier, Broadcast, Re
 pub(super) struct RecursiveDoubling;
 
 impl Programs for RecursiveDoubling {
-    fn name(&self) -> &'static str {
-        "recursive_doubling"
-    }
-
     fn suits(&self, operation: Operation) -> bool {
         matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. } | Barrier)
     }

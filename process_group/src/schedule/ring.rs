@@ -11,10 +11,6 @@ use crate::types::operation::Operation::{self, AllGather, AllReduce, Broadcast, 
 pub(super) struct Ring;
 
 impl Programs for Ring {
-    fn name(&self) -> &'static str {
-        "ring"
-    }
-
     fn suits(&self, operation: Operation) -> bool {
         matches!(operation, AllReduce(_) | Broadcast { .. } | Reduce { .. } | AllGather | ReduceScatter(_))
     }

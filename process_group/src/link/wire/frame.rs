@@ -1,7 +1,7 @@
 //! The header before every payload: a fingerprint of the call of the payload.
 //!
-//! 64 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (the sender),
-//! sequence u64, count u64, payload length u64, 24 × 0.
+//! 64 bytes, little endian: kind, operation, reduction, element type, 4 × 0, root u32, rank u32 (the sender), sequence u64,
+//! count u64, payload length u64, the algorithm's name and zeros up to 24 bytes.
 
 use super::fingerprint;
 use crate::schedule::Algorithm;
@@ -55,12 +55,12 @@ impl Header {
         let mut bytes = [0; HEADER];
         bytes[0] = KINDS.iter().position(|k| *k == self.kind).unwrap_or_default() as u8;
         bytes[1..4].copy_from_slice(&call[..3]);
-        bytes[4] = self.algorithm as u8;
         bytes[8..12].copy_from_slice(&call[4..8]);
         bytes[12..16].copy_from_slice(&self.rank.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&call[8..]);
         bytes[32..40].copy_from_slice(&(self.length as u64).to_le_bytes());
+        bytes[40..].copy_from_slice(&padded(self.algorithm));
         bytes
     }
 
@@ -68,7 +68,7 @@ impl Header {
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if bytes[5..8] != [0; 3] || bytes[40..] != [0; 24] {
+        if bytes[4..8] != [0; 4] {
             return None;
         }
         let mut call = [0; fingerprint::BYTES];
@@ -85,13 +85,19 @@ impl Header {
         let header = Self {
             kind,
             fingerprint: fingerprint::unpack(&call)?,
-            algorithm: *Algorithm::ALL.get(usize::from(bytes[4]))?,
+            algorithm: Algorithm::ALL.into_iter().find(|algorithm| padded(*algorithm) == bytes[40..])?,
             sequence: u64_at(16),
             length,
             rank: Rank(u32_at(12)),
         };
         (length <= longest).then_some(header)
     }
+}
+
+fn padded(algorithm: Algorithm) -> [u8; 24] {
+    let (mut bytes, name) = ([0; 24], algorithm.name().as_bytes());
+    bytes[..name.len()].copy_from_slice(name);
+    bytes
 }
 
 #[cfg(test)]
@@ -102,7 +108,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_of_bytes_decode_to_what_encodes_to_them_again_or_to_nothing(bytes: [u8; HEADER]) {
+        fn any_header_of_bytes_decode_to_what_encodes_to_them_again_or_to_nothing(
+            mut bytes: [u8; HEADER], algorithm in 0..=Algorithm::ALL.len(), is_reserved_zero: bool,
+        ) {
+            if let Some(algorithm) = Algorithm::ALL.get(algorithm) {
+                bytes[40..].copy_from_slice(&padded(*algorithm));
+            }
+            if is_reserved_zero {
+                bytes[4..8].fill(0);
+            }
             if let Some(header) = Header::decode(&bytes) {
                 prop_assert_eq!(Header::decode(&header.encode()), Some(header));
             }
