@@ -20,18 +20,18 @@ impl BackendFactory for Factory {
     }
 
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
-        let unusable = |summary, why| Capability::unusable(BackendKind::Tcp, summary, why);
-        match (&context.listens, demanded(context.config)) {
-            (Err(error), _) => unusable("this rank cannot listen", error.to_string()),
-            (_, Err(why)) => unusable("there is no such algorithm", why),
-            (Ok(()), Ok(_)) => Capability::usable(BackendKind::Tcp),
+        match &context.listens {
+            Ok(()) => Capability::usable(BackendKind::Tcp),
+            Err(error) => {
+                Capability::unusable(BackendKind::Tcp, "this rank cannot listen", error.to_string())
+            }
         }
     }
 
     fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
         let tcp = &group.config.process_group.tcp;
         let settings = Settings {
-            demand: demanded(group.config).map_err(Error::Configuration)?,
+            demand: demanded(group.config)?,
             tuned: group.tuned.to_vec(),
             spin: SpinPolicy { limit: tcp.spin, yields: group.cpus_are_short },
             shared_memory: tcp.shared_memory,
@@ -63,7 +63,10 @@ impl BackendFactory for Factory {
 }
 
 /// Returns the algorithm that the setting demands; `None` for `auto`.
-fn demanded(config: &Config) -> Result<Option<Algorithm>, String> {
+///
+/// # Errors
+/// The setting names no algorithm.
+pub(crate) fn demanded(config: &Config) -> Result<Option<Algorithm>> {
     let name = &*config.process_group.tcp.algorithm;
     if name == "auto" {
         return Ok(None);
@@ -72,7 +75,7 @@ fn demanded(config: &Config) -> Result<Option<Algorithm>, String> {
         let key = "process_group.tcp.algorithm";
         let source = config.source_of(key).map(|source| format!(" ({source})")).unwrap_or_default();
         let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-        format!("{key} is `{name}`{source}: expected one of auto, {names}")
+        Error::Configuration(format!("{key} is `{name}`{source}: expected one of auto, {names}"))
     })?;
     Ok(Some(algorithm))
 }
@@ -90,7 +93,7 @@ mod tests {
             assert_eq!(demanded(&config).unwrap(), Some(algorithm));
         }
         config.process_group.tcp.algorithm = "rinng".into();
-        let error = demanded(&config).unwrap_err();
+        let error = demanded(&config).unwrap_err().to_string();
         assert!(error.contains("`rinng` (code)") && error.contains("auto, ring"), "{error}");
     }
 }

@@ -43,7 +43,7 @@ use crate::types::operation::{CallFingerprint, Operation};
 use crate::types::rank::{LocalRank, Rank};
 use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
-pub(crate) use factory::Factory;
+pub(crate) use factory::{Factory, demanded};
 use link::Link;
 use shared::Doorbell;
 use spin::SpinPolicy;

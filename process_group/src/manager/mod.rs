@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{BackendChoice, Config, EncryptionChoice};
 
 use self::registry::factories;
+use crate::cpu;
 use crate::device::{Device, LibrarySearch};
 use crate::error::{Error, Result};
 use crate::factory::{ProbeContext, Together};
@@ -115,6 +116,8 @@ impl ProcessGroupManager {
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
+        // Whatever the backend: a name that is wrong must not wait for a job on CPUs.
+        cpu::demanded(config)?;
         let mut factories = factories(wanted);
         let is_alone = rendezvous.world_size() == Some(1);
         let bound = (!is_alone).then(|| listen(config, rendezvous)).transpose();
