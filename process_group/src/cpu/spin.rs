@@ -1,7 +1,5 @@
 //! The time for which a rank looks for news without sleeping.
 
-use std::ffi::OsString;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -34,11 +32,7 @@ impl SpinPolicy {
     }
 }
 
-/// One folder for each processor, with an entry `nodeN` that names its NUMA node.
-const PROCESSORS: &str = "/sys/devices/system/cpu";
-
-/// Moves this thread from processor `own` to one that it may use and that is not `taken`, on the same NUMA node if there is one.
-/// Returns false if there is none.
+/// Moves this thread from processor `own` to one that it may use and that is not `taken`. Returns false if there is none.
 ///
 /// The scheduler itself moves it only to a processor that idles: never while other programs keep all of them busy. Only the move
 /// is wanted, so the thread may use all of them again when it is done.
@@ -49,27 +43,11 @@ pub(super) fn leave_processor(own: usize, taken: &[usize]) -> bool {
     for processor in taken.iter().chain([&own]).filter(|processor| **processor < CpuSet::MAX_CPU) {
         others.unset(*processor);
     }
-    let others = near(PROCESSORS.as_ref(), own, &others);
     let moved = others.count() > 0 && sched_setaffinity(None, &others).is_ok();
     if moved && let Err(error) = sched_setaffinity(None, &allowed) {
         tracing::warn!(%error, "a thread that left a processor shared with another rank may not use it again");
     }
     moved
-}
-
-/// Returns those of `others` that are on the NUMA node of processor `own`; all if none is, or the node is not known.
-fn near(processors: &Path, own: usize, others: &CpuSet) -> CpuSet {
-    let folder = |number: usize| processors.join(format!("cpu{number}"));
-    let entries = std::fs::read_dir(folder(own)).into_iter().flatten().flatten();
-    let is_node = |name: &OsString| name.as_encoded_bytes().starts_with(b"node");
-    let Some(node) = entries.map(|entry| entry.file_name()).find(is_node) else { return *others };
-    let mut near = CpuSet::new();
-    for number in 0..CpuSet::MAX_CPU {
-        if others.is_set(number) && folder(number).join(&node).exists() {
-            near.set(number);
-        }
-    }
-    if near.count() > 0 { near } else { *others }
 }
 
 #[cfg(test)]
@@ -85,24 +63,5 @@ mod tests {
         let all: Vec<usize> = (0..2 * CpuSet::MAX_CPU).collect();
         assert!(!leave_processor(0, &all), "every processor is taken");
         assert_eq!(sched_getaffinity(None).unwrap(), allowed);
-    }
-
-    #[test]
-    fn a_processor_of_the_same_node_is_nearer() {
-        let folder = tempfile::tempdir().unwrap();
-        for (number, node) in [(0, 0), (1, 1), (2, 0), (3, 1)] {
-            std::fs::create_dir_all(folder.path().join(format!("cpu{number}/node{node}"))).unwrap();
-        }
-        let set = |numbers: &[usize]| {
-            let mut set = CpuSet::new();
-            for number in numbers {
-                set.set(*number);
-            }
-            set
-        };
-        let near = |own, others: &[usize]| near(folder.path(), own, &set(others));
-        assert_eq!(near(0, &[1, 2, 3]), set(&[2]));
-        assert_eq!(near(0, &[1, 3]), set(&[1, 3]), "none on its node");
-        assert_eq!(near(9, &[1, 2]), set(&[1, 2]), "its node is not known");
     }
 }
