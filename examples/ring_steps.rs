@@ -75,7 +75,7 @@ impl RankState {
     }
 }
 
-/// What a collective moved, in elements.
+/// The traffic of a collective, in elements.
 #[derive(Default)]
 struct Moved {
     steps: usize,

@@ -62,7 +62,7 @@ struct KernelRecord {
     graph_node: u64,
 }
 
-/// What the library has delivered since [`KernelTimes::take`].
+/// Kernels delivered by the library since [`KernelTimes::take`].
 static RECORDED: Mutex<Vec<Kernel>> = Mutex::new(Vec::new());
 /// `cuptiActivityGetNextRecord`, for the callback, which gets no context of ours.
 static NEXT_RECORD: OnceLock<NextRecord> = OnceLock::new();

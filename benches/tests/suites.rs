@@ -6,7 +6,7 @@ use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::table::Screen;
 use ryzanstein_process_group::{MemoryRendezvous, Rank};
 
-/// What `measure` returns on rank 0 of two.
+/// Returns the result of `measure` on rank 0 of two.
 fn two_ranks<T: Send>(measure: impl Fn(&mut Orchestrator) -> T + Sync) -> T {
     let rendezvous = MemoryRendezvous::new(2);
     std::thread::scope(|scope| {

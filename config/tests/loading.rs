@@ -22,7 +22,7 @@ fn refusal(sources: &Sources) -> String {
     Config::load(sources).unwrap_err().to_string()
 }
 
-/// What a file with this text is refused with, less the folder it lay in.
+/// Returns the refusal of a file with this text, without its folder.
 fn file_refusal(text: &str) -> String {
     let (folder, sources, _) = file(text);
     refusal(&sources).replace(&format!("{}/", folder.path().display()), "")

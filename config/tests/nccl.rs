@@ -1,4 +1,4 @@
-//! What NCCL will be told, and who said so.
+//! Settings that NCCL gets, and their sources.
 
 use ryzanstein_config::nccl::{NcclSource, NcclVariable, UserVariable, advice, conf_file, missing, plan};
 use ryzanstein_config::{Config, NcclProfile, Source, Sources};
@@ -188,7 +188,7 @@ fn what_is_no_variable_of_nccl_is_refused_with_what_is_expected() {
     assert!(error.contains("a table") && error.contains("one of none"), "{error}");
     let error = table("[nccl.env]\nNCCL_IB_DISABLE = true\n");
     assert!(error.contains("NCCL_IB_DISABLE") && error.contains("write 1 or 0"), "{error}");
-    // What would be a setting of its own elsewhere.
+    // Keys that would be settings elsewhere.
     for key in ["nccl.algorithm", "nccl.shared_memory", "nccl.env.NCCL_ALGO"] {
         let error = refused(key, "1");
         assert!(error.contains("did you mean `nccl.env`?") && !error.contains("process_group"), "{error}");

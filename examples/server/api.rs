@@ -89,7 +89,7 @@ impl Request {
         }
     }
 
-    /// What chooses the tokens behind a prompt. Without a seed, one at random.
+    /// Returns the sampler for a prompt. Without a seed, one at random.
     pub(crate) fn sampler(&self, prompt: &[u32]) -> Result<Sampler, Refusal> {
         let temperature = self.temperature.unwrap_or(1.0);
         let sampling = Sampling::Random {
@@ -121,13 +121,13 @@ impl Request {
         self.stream.unwrap_or(false)
     }
 
-    /// Whether the usage is wanted at the end of a stream.
+    /// Returns true if the usage is wanted at the end of a stream.
     pub(crate) fn wants_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 }
 
-/// Why there is no answer.
+/// The reason for a refusal.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     status: StatusCode,
@@ -181,14 +181,14 @@ pub(crate) fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// What answers to the two kinds of requests look like.
+/// The shape of answers to the two kinds of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Completion,
     Chat,
 }
 
-/// What all parts of one answer have in common.
+/// Data common to all parts of one answer.
 #[derive(Debug)]
 pub(crate) struct Form {
     kind: Kind,

@@ -42,7 +42,7 @@ pub(crate) enum Event {
     Failed(String),
 }
 
-/// Why an answer ended.
+/// The reason for the end of an answer.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Finish {
@@ -58,7 +58,7 @@ pub(crate) struct Usage {
     pub(crate) new: usize,
 }
 
-/// What all ranks do next. Both lists may be empty: then it is a sign of life.
+/// The next step of all ranks. Both lists may be empty: then it is a sign of life.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     ended: Vec<usize>,
@@ -88,7 +88,7 @@ fn share(plan: Option<&Option<Plan>>, manager: &mut ProcessGroupManager) -> Resu
     Ok(manager.world().without_profiling(|group| group.broadcast_object(plan, LEADER))?)
 }
 
-/// What every other rank does: follows the plans of rank 0 until there is none.
+/// Follows the plans of rank 0, on every other rank, until there is none.
 pub(crate) fn follow(decoder: &mut Decoder, manager: &mut ProcessGroupManager) -> Result<()> {
     while let Some(plan) = share(None, manager)? {
         plan.run(decoder, manager)?;
@@ -99,7 +99,7 @@ pub(crate) fn follow(decoder: &mut Decoder, manager: &mut ProcessGroupManager) -
 /// A sequence that has a slot of the decoder.
 struct Running<'a> {
     job: Job,
-    /// What the model has not seen yet: the rest of the prompt, later the newest token.
+    /// Tokens that the model has not seen yet: the rest of the prompt, later the newest token.
     next: Vec<u32>,
     text: TextStream<'a>,
     prompt_tokens: usize,

@@ -29,7 +29,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use crate::api::{Form, Kind, Prompt, Refusal, Request, as_json, seconds_since_1970};
 use crate::engine::{Event, Job};
 
-/// What requests are checked against, and where they go.
+/// The data for checks of requests, and their queue.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) model: String,
@@ -65,11 +65,11 @@ impl StopSignals {
 /// Most connections at a time; further clients wait. Far below the usual limit on open files.
 const CONNECTIONS: usize = 512;
 
-/// How long a client may take to send the head of a request, and then its body, or to read more of its answer. Then its
+/// Timeout of a client to send the head of a request, and then its body, or to read more of its answer. Then its
 /// connection ends, and the next client gets its place.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long clients have to fetch their last events when the engine has ended.
+/// Time for clients to fetch their last events when the engine has ended.
 const LAST_EVENTS: Duration = Duration::from_millis(500);
 
 /// Serves until a signal comes; then accepts nothing more and finishes what runs, at most for `drain`. Then the queue is

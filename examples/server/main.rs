@@ -67,7 +67,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// What one rank does between joining the job and leaving it.
+/// Runs one rank between joining the job and leaving it.
 fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
     let (timeout, grace) = {
         let config = orchestrator.config();
@@ -123,7 +123,7 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
     Ok(served??)
 }
 
-/// What clients call the model: the name in the Hugging Face cache, or that of its folder.
+/// Returns the model's name for clients: that in the Hugging Face cache, or that of its folder.
 fn name(given: &Path, folder: &Path) -> Result<String> {
     let name = if given == folder {
         folder.canonicalize()?.file_name().map(|name| name.to_string_lossy().into_owned())

@@ -35,7 +35,7 @@ fn model() -> tempfile::TempDir {
 struct Server {
     launcher: Child,
     address: String,
-    /// What they write to stderr.
+    /// Their lines on stderr.
     lines: Mutex<mpsc::Receiver<String>>,
     model: tempfile::TempDir,
 }

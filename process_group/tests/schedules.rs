@@ -162,7 +162,7 @@ fn input_space(spec: CollectiveSpec) -> Space {
     if spec.in_place { Space::Output } else { Space::Input }
 }
 
-/// What each rank's memory holds before: its own values where the operation reads them.
+/// Returns a rank's memory before: its own values where the operation reads them.
 fn initial(spec: CollectiveSpec, rank: usize, n: usize) -> HashMap<(Space, usize), Value> {
     let CollectiveSpec { operation, count, in_place, .. } = spec;
     let range = match operation {
@@ -176,7 +176,7 @@ fn initial(spec: CollectiveSpec, rank: usize, n: usize) -> HashMap<(Space, usize
     range.map(|i| ((input_space(spec), i), vec![(rank, i)])).collect()
 }
 
-/// What the element `i` of a rank's result must be made of, or `None` where it is not a result.
+/// Returns the operands of element `i` of a rank's result, or `None` where it is not a result.
 fn expected(spec: CollectiveSpec, rank: usize, n: usize, i: usize) -> Option<Value> {
     let CollectiveSpec { operation, count, in_place, .. } = spec;
     let everybody = |i: usize| (0..n).map(|r| (r, i)).collect::<Value>();

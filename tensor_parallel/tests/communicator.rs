@@ -10,7 +10,7 @@ use ryzanstein_tensor_parallel::linear::{ColumnOptions, ColumnParallelLinear};
 use ryzanstein_tensor_parallel::mlp::ParallelMlp;
 use ryzanstein_tensor_parallel::{Communicator, Error, Host, Result, Tensor};
 
-/// What the threads share.
+/// State shared by the threads.
 struct Ranks {
     size: usize,
     barrier: Barrier,

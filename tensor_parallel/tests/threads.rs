@@ -1,4 +1,4 @@
-//! How many threads arithmetic takes. Alone in its process, as it looks at all threads there are.
+//! Number of threads that arithmetic takes. Alone in its process, as it looks at all threads there are.
 
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,7 @@ use ryzanstein_tensor_parallel::{CacheSize, Decoder, Llama, Passes};
 
 use crate::fixtures::Expected;
 
-/// How many are decoded at once.
+/// Number of sequences decoded at once.
 const SEQUENCES: usize = 3;
 
 /// Decodes a fixture's text several times in one batch: begun at different places, paused now and then, given in changing
@@ -71,7 +71,7 @@ pub fn mixed(
     let input = expected.input();
     let mut decoder = model.decoder(CacheSize::full(4, input.len()), passes).unwrap();
     let mut seen = Vec::new();
-    // How many tokens each sequence gets in a pass.
+    // Decodes this many tokens of each sequence in a pass.
     let mut step = |decoder: &mut Decoder, more: &[(usize, usize)]| {
         let lengths = more.iter().map(|(sequence, _)| decoder.len(*sequence));
         let ranges: Vec<_> = lengths.zip(more).map(|(length, (_, more))| length..length + more).collect();

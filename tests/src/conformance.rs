@@ -23,7 +23,7 @@ const MEDIUM: usize = (1 << 17) + 1;
 /// Of everything, on the path that the backend chooses.
 const LONG: usize = (1 << 20) + 3;
 
-/// What rank `rank` puts into element `i` of a reduction.
+/// Returns element `i` of rank `rank`'s operand.
 fn operand(op: ReduceOp, rank: usize, i: usize) -> u32 {
     let mixed = i * 5 + i / 61;
     match op {
@@ -44,12 +44,12 @@ fn reduced(op: ReduceOp, n: usize, i: usize) -> u32 {
     }
 }
 
-/// What stands in element `i` of what rank `rank` sends.
+/// Returns element `i` of the data that rank `rank` sends.
 fn letter(rank: usize, i: usize) -> u32 {
     ((rank * 31 + i * 5 + i / 120) % 120) as u32
 }
 
-/// What must not survive: no result has it.
+/// A value to be overwritten: no result has it.
 const POISON: u32 = 125;
 
 /// One rank's calls with elements of one type.
@@ -59,7 +59,7 @@ struct Caller<'g, T> {
     /// Elements of a vector, and of each rank's chunk in the operations that have chunks.
     count: usize,
     chunk: usize,
-    /// What each rank sends in operations that only move data.
+    /// Each rank's payload in operations that only move data.
     letters: Vec<Pattern<T>>,
     poison: Pattern<T>,
 }
@@ -82,7 +82,7 @@ impl<'g, T: Small> Caller<'g, T> {
         self.group.barrier().unwrap();
     }
 
-    /// What goes on beside its caller, and what goes together.
+    /// Runs operations beside their caller, and several together.
     fn beside(&mut self) {
         for &op in ReduceOp::ALL {
             self.reductions_beside(op);
@@ -95,7 +95,7 @@ impl<'g, T: Small> Caller<'g, T> {
         self.group.world_size() * self.chunk
     }
 
-    /// What a pattern begins with, where the group works.
+    /// Puts the beginning of a pattern where the group works.
     fn put(&self, pattern: &Pattern<T>, length: usize) -> GroupBuffer<T> {
         let mut values = vec![T::small(0); length];
         pattern.fill(0, &mut values);

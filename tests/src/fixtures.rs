@@ -9,7 +9,7 @@ use ryzanstein_tensor_parallel::model::{TensorSpec, tensors};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// What the names of fixtures of types of rope begin with.
+/// Prefix of the names of fixtures of types of rope.
 const ROPE: &str = "rope-";
 
 /// The checkpoint folders, except those of types of rope.
@@ -58,7 +58,7 @@ pub fn world_sizes(name: &str) -> &'static [usize] {
 pub struct Expected {
     /// Token ids to begin with.
     pub prompt: Vec<u32>,
-    /// What greedy decoding in f32 adds to them.
+    /// Their continuation by greedy decoding in f32.
     pub tokens: Vec<u32>,
     /// f32 logits of every position that was fed, `[positions, vocabulary]`.
     pub logits: Vec<f32>,

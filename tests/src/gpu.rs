@@ -95,7 +95,7 @@ impl Ranks {
         Self { children, folder }
     }
 
-    /// What a rank has said so far.
+    /// Returns the output of a rank so far.
     pub fn said(&self, rank: usize) -> String {
         std::fs::read_to_string(log_of(&self.folder, rank)).unwrap_or_default()
     }

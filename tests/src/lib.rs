@@ -1,4 +1,4 @@
-//! What tests with several ranks share.
+//! Helpers for tests with several ranks.
 
 pub mod batch;
 pub mod conformance;
@@ -160,7 +160,7 @@ small! {
     u64: v => u64::from(v),
 }
 
-/// Whether two results are the same to the last bit.
+/// Returns true if two results are the same to the last bit.
 pub fn same_bits<T: Element>(a: &[T], b: &[T]) -> bool {
     bytemuck::cast_slice::<T, u8>(a) == bytemuck::cast_slice::<T, u8>(b)
 }

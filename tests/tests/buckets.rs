@@ -27,7 +27,7 @@ fn small(op: ReduceOp) -> BucketOptions {
     BucketOptions { bucket_bytes: 4000, first_bucket_bytes: 1000, op, ..BucketOptions::default() }
 }
 
-/// What a rank computes: sums of these over four ranks are exact in bf16.
+/// Returns a rank's value: sums of these over four ranks are exact in bf16.
 fn computed(step: usize, rank: usize, parameter: usize, i: usize) -> f32 {
     ((step + 3 * rank + 5 * parameter + i) % 13) as f32
 }

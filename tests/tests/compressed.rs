@@ -13,14 +13,14 @@ fn rounded(wire: WireType, value: f32) -> f32 {
     }
 }
 
-/// What the definition says: rounded, summed in f32 in rank order, rounded.
+/// Returns the result by definition: rounded, summed in f32 in rank order, rounded.
 fn defined(wire: WireType, op: ReduceOp, operands: &[f32]) -> f32 {
     let sum = operands.iter().map(|x| rounded(wire, *x)).reduce(|a, b| a + b).unwrap();
     let result = if op == ReduceOp::Avg { sum / operands.len() as f32 } else { sum };
     rounded(wire, result)
 }
 
-/// What no 16-bit type holds exactly.
+/// Returns a value that no 16-bit type holds exactly.
 fn operand(rank: usize, i: usize) -> f32 {
     let mixed = (i * 7919 + rank * 104_729) % 20_011;
     (mixed as f32 - 10_005.0) * 0.001_234_5

@@ -173,7 +173,7 @@ fn what_is_read_from_a_rank_that_gives_up_never_ends_in_a_result() {
             // Who is slow out of the barrier may find there that the other has given up.
             let result = barrier.and_then(|()| group.all_reduce(&mut x, ReduceOp::Sum));
             if gives_up && result.is_err() {
-                // What the others still read of it now is not what was meant.
+                // Others that still read it now get wrong values.
                 x.fill(-1000.0);
             }
             if result.is_ok() {

@@ -162,7 +162,7 @@ fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
             group.replay::<Error>(&recorded, || Ok(graph.launch(device.stream())?)).unwrap();
         }
         group.synchronize().unwrap();
-        // What the graph does is counted and timed as if it were called.
+        // Calls in the graph are counted and timed like direct ones.
         let rows = group.profile().rows();
         let row = |op, reduction| {
             rows.iter()
@@ -308,7 +308,7 @@ fn asynchronous_coalesced_and_timed_calls() {
     });
 }
 
-/// What a call on the second stream needs beside its buffer is not what a graph uses meanwhile on the first.
+/// A call on the second stream uses, beside its buffer, nothing that a graph uses meanwhile on the first.
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn asynchronous_calls_and_those_in_a_graph_leave_each_other_alone() {
@@ -502,7 +502,7 @@ fn two_ranks_on_one_gpu_are_named_with_it() {
     Ranks::start_at(NAME, 2, |_| 0).expect_all(PATIENCE);
 }
 
-/// What Slurm's `--gpus-per-task=1` and containers do: with and without LOCAL_RANK.
+/// Slurm's `--gpus-per-task=1` and containers do this: with and without LOCAL_RANK.
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn ranks_that_each_see_one_gpu_take_it_and_share_memory() {

@@ -9,7 +9,7 @@ use common::{nccl, on_gpus};
 use half::{bf16, f16};
 use ryzanstein_process_group::{Element, Error, ProcessGroup, Rank, ReduceOp};
 
-/// How long the calls go on.
+/// Duration of the calls.
 const LENGTH: Duration = Duration::from_secs(60);
 /// Most elements of an array.
 const MOST: u64 = 3 << 20;

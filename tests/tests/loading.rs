@@ -1,4 +1,4 @@
-//! How much of a checkpoint each rank reads, on a model large enough that its cut tensors dominate.
+//! The share of a checkpoint that each rank reads, on a model large enough that its cut tensors dominate.
 
 use std::path::Path;
 

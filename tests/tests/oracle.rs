@@ -39,7 +39,7 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
     first
 }
 
-/// What `run` computes on every rank, for each fixture and world size, against the reference.
+/// Compares the results of `run` on every rank, for each fixture and world size, with the reference.
 fn at_every_position(
     run: impl Fn(&Arc<Llama>, &Expected, &mut ProcessGroup) -> Vec<(usize, Vec<f32>)> + Sync,
 ) {

@@ -22,7 +22,7 @@ fn held() -> [usize; 3] {
     [entries("/proc/self/fd"), entries("/proc/self/task"), segments]
 }
 
-/// What is held once no thread is on its way out: `/proc` lists a thread for a moment after it was joined.
+/// Returns `held()` once no thread is on its way out: `/proc` lists a thread for a moment after it was joined.
 fn held_at_rest() -> [usize; 3] {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut last = held();

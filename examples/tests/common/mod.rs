@@ -1,4 +1,4 @@
-//! What the tests of the examples share.
+//! Helpers for the tests of the examples.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -46,7 +46,7 @@ pub(crate) fn render(template: &ChatTemplate, messages: &[Message]) -> Result<St
     let rendered = serde_json::to_vec(&request).map_err(|error| error.to_string()).and_then(|request| {
         let (status, output, errors) =
             run(&request).map_err(|e| format!("cannot start a process for it: {e}"))?;
-        // What ended the process may have cut its answer short.
+        // The end of the process may have cut its answer short.
         let answer = serde_json::from_slice(&output).ok().filter(|_| status.success());
         answer.unwrap_or_else(|| Err(reason(status, &errors, request.len() as u64)))
     });

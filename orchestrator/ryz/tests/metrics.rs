@@ -58,7 +58,7 @@ fn the_dashboard_is_json_and_asks_only_for_metrics_that_there_are() {
     }
 }
 
-/// What a page exports: type and labels by name.
+/// The metrics of a page: type and labels by name.
 type Exported = BTreeMap<String, (String, BTreeSet<String>)>;
 
 fn parsed(page: &str) -> Exported {

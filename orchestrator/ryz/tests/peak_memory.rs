@@ -1,4 +1,4 @@
-//! How much memory a rank takes on CPUs: its shard once, and not a second time while it loads.
+//! Memory of a rank on CPUs: its shard once, and not a second time while it loads.
 //!
 //! A test program of its own: `RUSAGE_CHILDREN` gives the maximum over all children, and a child starts with its parent's memory.
 

@@ -72,11 +72,11 @@ pub struct NoProgress {
     /// Number of ranks that wait in that call.
     #[prost(uint32, tag = "4")]
     pub waiting: u32,
-    /// How long the first of them has waited.
+    /// Waiting time of the first of them.
     #[prost(uint64, tag = "5")]
     pub waited_ms: u64,
 }
-/// What a rank says of itself.
+/// A rank's report on itself.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Report {
     #[prost(message, repeated, tag = "1")]
@@ -87,14 +87,14 @@ pub struct Report {
     /// The GPU of this rank, if it has one.
     #[prost(message, optional, tag = "3")]
     pub gpu: ::core::option::Option<Gpu>,
-    /// What this rank has allocated on it.
+    /// Memory allocated by this rank on it.
     #[prost(message, optional, tag = "4")]
     pub gpu_memory: ::core::option::Option<GpuMemory>,
     /// The rank leaves the job in good order: no report follows.
     #[prost(bool, tag = "5")]
     pub leaving: bool,
 }
-/// What a rank does in one of its groups. Collectives are numbered from 1.
+/// Activity of a rank in one of its groups. Collectives are numbered from 1.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Group {
     #[prost(string, tag = "1")]
@@ -106,7 +106,7 @@ pub struct Group {
     /// Number of the last collective begun; 0 before the first, absent where it is not recorded.
     #[prost(uint64, optional, tag = "4")]
     pub begun: ::core::option::Option<u64>,
-    /// What that collective was.
+    /// The operation of that collective.
     #[prost(string, optional, tag = "5")]
     pub operation: ::core::option::Option<::prost::alloc::string::String>,
     /// Number of the last collective that has returned.
@@ -142,7 +142,7 @@ pub struct Latency {
     #[prost(double, tag = "3")]
     pub p99_us: f64,
 }
-/// What NVML says of a GPU.
+/// NVML's report on a GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Gpu {
     #[prost(string, tag = "1")]
@@ -171,7 +171,7 @@ pub struct Gpu {
     #[prost(uint64, tag = "10")]
     pub age_ms: u64,
 }
-/// What keeps the clocks of a GPU down; nothing is said of idleness.
+/// Reasons for reduced clocks of a GPU; idleness is not reported.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Throttling {
     #[prost(string, repeated, tag = "1")]

@@ -33,7 +33,7 @@ fn key(node: u32) -> String {
     format!("{RESERVED}launcher/{node}")
 }
 
-/// What a launcher notices of other nodes.
+/// A launcher's observation of other nodes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum NodeNotice {
     /// It waits for other nodes. Told once.

@@ -77,7 +77,7 @@ struct Supervisor<'a> {
     /// The logs of each rank, if the user wants them.
     logs: BTreeMap<Rank, [Log; 2]>,
     left_over: Vec<String>,
-    /// What the other ranks did when the first of this epoch failed.
+    /// States of the other ranks when the first of this epoch failed.
     states: BTreeMap<Rank, String>,
     /// Number of processes that the kernel had killed for memory before the ranks of this epoch started.
     killed_before: Option<u64>,

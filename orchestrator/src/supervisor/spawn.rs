@@ -15,7 +15,7 @@ use rustix::process::{
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// What a process may use.
+/// Resources that a process may use.
 #[derive(Clone, Copy)]
 pub(super) struct Resources {
     /// Its limit on open files.

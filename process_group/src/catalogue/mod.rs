@@ -57,7 +57,7 @@ struct File {
     sections: Vec<Section>,
 }
 
-/// What a pattern of the file stands for.
+/// Meaning of a pattern of the file.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
     /// The entry of this number in this section.
@@ -144,7 +144,7 @@ pub struct LineExplainer {
     frame: Option<usize>,
 }
 
-/// What a line of a text is.
+/// Kind of a line of a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
     /// A part of a stack trace, which says where an error was raised, not which.

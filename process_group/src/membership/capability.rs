@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::backend_kind::BackendKind;
 
-/// Whether one rank can use one backend, and the requirements.
+/// One rank's ability to use one backend, and the requirements.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Capability {
     /// The backend.

@@ -1,4 +1,4 @@
-//! What all other modules use: ranks, element types, operations, units, names of metrics, threads. This module does not depend on
+//! Items for all other modules: ranks, element types, operations, units, names of metrics, threads. This module does not depend on
 //! groups.
 
 pub(crate) mod aligned;

@@ -214,7 +214,7 @@ fn a_further_prefix_is_named_with_the_command_that_removes_it() {
         let parts = [stored, &format!("k.removeprefix(\"{prefix}\")"), "python3 -c 'import glob"];
         assert!(parts.iter().all(|part| reason.contains(part)), "{reason}");
     }
-    // What a file says becomes no part of a command that could do something else.
+    // Text of a file becomes no part of a command that could do something else.
     let reason = with("\"); evil('.norm.weight", "model.norm.weight");
     assert!(reason.ends_with("remove the prefix"), "{reason}");
     for stored in ["model.layers.0.norm.weight", "model.q_norm.weight", "norm.weight.x"] {

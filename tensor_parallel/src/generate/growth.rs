@@ -1,4 +1,4 @@
-//! How much a `tokenizer.json` may lengthen a text.
+//! Limits on the growth of a text by a `tokenizer.json`.
 
 use serde::Serialize;
 use serde_json::Value;

@@ -59,7 +59,7 @@ pub struct LlamaConfig {
     /// Strings that end a text. [`Llama`](crate::Llama) itself knows only tokens: pass them to a
     /// [`TextStream`](crate::generate::TextStream), as [`TextModel`](crate::generate::TextModel) does.
     pub stop_strings: Vec<String>,
-    /// What the files say and the model does not do, for the log. Loading logs it.
+    /// Remarks on statements of the files that the model ignores. Loading logs them.
     pub remarks: Vec<String>,
     /// The type of the stored weights according to the file; `None` if it is missing or not supported. Loading takes the type
     /// from the weights themselves.

@@ -75,7 +75,7 @@ fn partial_rotary_factor(
     )))
 }
 
-/// What the settings within an object depend on.
+/// Dependencies of the settings within an object.
 struct Settings {
     theta: f64,
     /// `original_max_position_embeddings`, which transformers prefers to that within the object.

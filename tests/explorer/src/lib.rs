@@ -14,13 +14,13 @@ use std::hash::Hasher;
 
 /// Something with states and steps between them.
 pub trait World: Clone {
-    /// What can happen.
+    /// A possible step.
     type Step: Debug;
 
     /// Writes everything that tells this state from others. 64 bits remain of it.
     fn identify(&self, identity: &mut impl Hasher);
 
-    /// What can happen next. Steps that change nothing do not belong here: they lead back to where they began.
+    /// Returns the possible next steps. Steps that change nothing do not belong here: they lead back to where they began.
     fn steps(&self) -> Vec<Self::Step>;
 
     /// Lets it happen.
@@ -36,7 +36,7 @@ pub trait World: Clone {
     fn end(&self) -> Result<(), String>;
 }
 
-/// What was visited.
+/// Counts of visited states and steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Visited {
     /// Different states.
@@ -59,7 +59,7 @@ impl fmt::Display for Visited {
 /// A broken property, with a shortest way there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counterexample {
-    /// What is wrong.
+    /// The violation.
     pub why: String,
     /// The steps that lead there.
     pub trace: Vec<String>,
@@ -130,7 +130,7 @@ fn identity(world: &impl World) -> u64 {
 
 struct Graph<S> {
     numbers: HashMap<u64, u32>,
-    /// How each node was first come to.
+    /// The first edge to each node.
     origins: Vec<Option<(u32, S)>>,
     edges: Vec<(u32, u32)>,
 }

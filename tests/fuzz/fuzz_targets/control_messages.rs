@@ -1,4 +1,4 @@
-//! What the watchdogs of a group on GPUs tell each other.
+//! Messages between the watchdogs of a group on GPUs.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| ryzanstein_process_group::fuzzing::control_messages(bytes));

@@ -1,4 +1,4 @@
-//! What tests on GPUs share.
+//! Helpers for tests on GPUs.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -10,9 +10,9 @@ use ryzanstein_process_group::{Error, ProcessGroup, Rank, ReduceOp};
 use ryzanstein_tests::config;
 use ryzanstein_tests::gpu::{Ranks, need, role};
 
-/// How long a whole test may take.
+/// Timeout of a whole test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
-/// How long something takes at most that should take seconds.
+/// Timeout of something that should take seconds.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) fn initialize(config: &Config) -> Result<Orchestrator, Error> {

@@ -287,7 +287,7 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
     Ranks::start(NAME, 2).expect_all(SOON);
 }
 
-/// How long after a rank has left nobody can but have heard of it.
+/// Time after which everybody has heard that a rank has left.
 const LONG_GONE: Duration = Duration::from_secs(2);
 
 /// Work for a GPU, to be enqueued: twice as long, so that a rank whose call stands behind it seems to wait for somebody.

@@ -50,7 +50,7 @@ fn whole(shape: &[usize], seed: usize, dtype: DType) -> Tensor {
     Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), dtype).unwrap()
 }
 
-/// How far two ways of computing one result may be apart, where each rounds once: `f32` sums differ by their order.
+/// Returns the tolerance of two computations of one result, where each rounds once: `f32` sums differ by their order.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 5e-6,

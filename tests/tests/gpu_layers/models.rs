@@ -255,7 +255,7 @@ fn prompts_next_tokens_forks_and_truncated_sequences_in_one_pass_have_the_logits
     }
 }
 
-/// What another thread enqueues while a pass is captured neither gets into the graph nor is lost.
+/// Work that another thread enqueues while a pass is captured neither gets into the graph nor is lost.
 #[test]
 #[ignore = "needs a GPU"]
 fn two_threads_share_a_model_while_each_records_its_passes() {
@@ -323,7 +323,7 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
     }
 }
 
-/// What loading has not compiled, a first request would have to, while the other ranks wait.
+/// A first request would have to compile what loading has not, while the other ranks wait.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_request_to_a_model_finds_every_kernel_compiled_and_no_call_of_the_first_pass_recorded() {

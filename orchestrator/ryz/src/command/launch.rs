@@ -85,16 +85,16 @@ pub(crate) struct Args {
     /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Whether connections are encrypted: on, off, or auto, which leaves out loopback addresses [default: auto]
+    /// Encryption of connections: on, off, or auto, which leaves out loopback addresses [default: auto]
     #[arg(long, value_name = "WHEN", help_heading = NODES)]
     encryption: Option<String>,
-    /// Whether each rank gets processors of its own: auto (if there are enough) or none [default: auto]
+    /// Binding of ranks to processors of their own: auto (if there are enough) or none [default: auto]
     #[arg(long, value_name = "WHEN")]
     bind: Option<String>,
     /// Maximum number of restarts after a failure, each in a new epoch [default: 0]
     #[arg(long, value_name = "R")]
     max_restarts: Option<String>,
-    /// How long ranks wait for each other: seconds, or with a unit (250ms) [default: 1m to join, 5m in a collective]
+    /// Maximum time to wait for other ranks: seconds, or with a unit (250ms) [default: 1m to join, 5m in a collective]
     #[arg(long, value_name = "S")]
     timeout: Option<String>,
     /// Also write each rank's output to D/rank-R/stdout.log and stderr.log

@@ -11,7 +11,7 @@ use ryzanstein_process_group::units;
 use crate::command::screen;
 use crate::generate::{Progress, Prompt, Response, Timings};
 
-/// How the text is written.
+/// Format of the text.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Text,

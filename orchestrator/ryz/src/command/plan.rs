@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Memory of one GPU [default: that of the smallest GPU of this machine, if there are GPUs]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// What joins the GPUs: pcie3 to pcie5, nvlink2 to nvlink5, hdr, ndr, 10gbe, 25gbe or 100gbe
+    /// Interconnect of the GPUs: pcie3 to pcie5, nvlink2 to nvlink5, hdr, ndr, 10gbe, 25gbe or 100gbe
     #[arg(long, value_name = "NAME", default_value_t = Interconnect::NVLINK4)]
     interconnect: Interconnect,
     /// Report as a table, or as one line of JSON

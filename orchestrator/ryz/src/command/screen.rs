@@ -21,7 +21,7 @@ pub(crate) struct Args {
     columns: Option<usize>,
 }
 
-/// How a command writes its result: for people or for programs.
+/// Format of a command's result: for people or for programs.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Table,

@@ -69,7 +69,7 @@ fn seconds(parameters: u64, ranks: usize, interconnect: Interconnect) -> f64 {
     estimate(spec, &Hosts::one(ranks), size_of::<f32>(), &model).as_secs_f64()
 }
 
-/// What makes a training step wait less for its gradients.
+/// Ways to shorten a training step's wait for its gradients.
 const ADVICE: &str = "To wait less: accumulate the gradients of several batches before a step, or enlarge the batch of each \
 GPU; send 16 bits (all_reduce_compressed); reduce during the backward pass (BucketedReducer).";
 

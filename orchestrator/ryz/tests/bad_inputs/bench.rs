@@ -1,4 +1,4 @@
-//! What `ryz bench` cannot measure.
+//! Requests that `ryz bench` refuses.
 
 use crate::support::Case;
 

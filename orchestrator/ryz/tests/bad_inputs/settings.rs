@@ -247,7 +247,7 @@ pub(crate) fn of_others() -> Vec<Case> {
     cases
 }
 
-/// What says where ranks meet.
+/// Returns the cases about the rendezvous.
 pub(crate) fn joining() -> Vec<Case> {
     let check = |words: &[&str]| Case::new("check", words);
     let master = |words: &[&str]| {

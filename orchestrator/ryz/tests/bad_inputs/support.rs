@@ -23,7 +23,7 @@ const LONGEST_OUTPUT: usize = 4000;
 /// A user other than that of the tests.
 const NOBODY: u32 = 65534;
 
-/// What lies at a path.
+/// Content of a path.
 #[derive(Clone)]
 pub(crate) enum Content {
     Bytes(Vec<u8>),
@@ -90,12 +90,12 @@ pub(crate) struct Case {
     what: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
-    /// Whether the folder is a model's, less what `files` replaces.
+    /// True if the folder is a model's, less what `files` replaces.
     is_model: bool,
     files: Vec<(String, Content)>,
     code: i32,
     words: Vec<String>,
-    /// What must not be said.
+    /// Words that must not be said.
     without: &'static str,
 }
 
@@ -138,13 +138,13 @@ impl Case {
         self
     }
 
-    /// What the file is about, for the report of a failure.
+    /// Names the subject of the file, for the report of a failure.
     pub(crate) fn named(mut self, what: &str) -> Self {
         self.what = format!("{what}: {}", self.what);
         self
     }
 
-    /// What must not be said, although it is no panic.
+    /// Forbids these words, although they are no panic.
     pub(crate) fn without(mut self, words: &'static str) -> Self {
         self.without = words;
         self
@@ -156,7 +156,7 @@ impl Case {
         self
     }
 
-    /// What is wrong with the answer, if anything.
+    /// Returns the fault of the answer, if any.
     fn check(&self) -> Result<(), String> {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path().to_str().expect("a path of text");

@@ -1,4 +1,4 @@
-//! What another user, the program that starts the launcher, its files and its ranks' children can do to a job.
+//! Harm to a job from another user, the program that starts the launcher, its files and its ranks' children.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _};

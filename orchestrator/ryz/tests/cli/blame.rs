@@ -4,7 +4,7 @@ use crate::support::{Run, eventually, report, text};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// What ranks of other libraries write when another rank does not do its part.
+/// Output of ranks of other libraries when another rank does not do its part.
 const LOST: &str = "echo 'RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048' >&2";
 const WAITED: &str = "echo 'RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv operation to complete' >&2";
 

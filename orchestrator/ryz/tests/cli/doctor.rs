@@ -20,7 +20,7 @@ fn the_doctor_examines_this_machine_and_its_exit_code_says_what_came_of_it() {
         other => panic!("{other:?}"),
     };
     assert_eq!(output.status.code(), Some(exit), "{json}");
-    // What holds wherever tests can run.
+    // These findings exist wherever tests can run.
     for name in ["system", "processors", "memory", "shared_memory", "open_files", "loopback", "driver"] {
         assert!(named(&json, name)["seen"].as_str().is_some_and(|seen| !seen.is_empty()), "{name}");
     }

@@ -77,7 +77,7 @@ fn used(page: &str) -> Vec<(&'static str, String)> {
     for piece in page.replace("cargo run --release -- ", "ryz ").split(['\n', '`']) {
         for command in COMMANDS {
             let Some((_, rest)) = piece.split_once(&format!("ryz {command} ")) else { continue };
-            // What follows belongs to another program.
+            // `--` and `|` begin another program.
             let ours = rest.split("-- ").next().and_then(|ours| ours.split("| ").next()).unwrap_or_default();
             let ours = ours.split_whitespace().flat_map(flags_in);
             all.extend(ours.map(|flag| (command, flag)));
@@ -99,7 +99,7 @@ fn commands_in_the_readme_and_the_book_have_the_flags_they_are_given() {
     assert!(checked > 50, "only {checked} flags were found");
 }
 
-/// What the launcher says itself in this text, with `N` for numbers.
+/// Returns the launcher's own lines in this text, with `N` for numbers.
 fn told(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with("ryz: ")).map(|line| {
         let words = line.split(' ').map(|word| if word.parse::<u32>().is_ok() { "N" } else { word });

@@ -1,4 +1,4 @@
-//! What another try cannot mend ends with code 2, and is not tried again.
+//! A failure that no restart can mend ends with code 2, without a restart.
 
 use ryzanstein_tests::fixtures::folder;
 

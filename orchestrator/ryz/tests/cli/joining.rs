@@ -1,4 +1,4 @@
-//! How ranks join: secrets, ranks that never come, unauthenticated clients, restarts, several nodes, other launchers.
+//! Joining of ranks: secrets, ranks that never come, unauthenticated clients, restarts, several nodes, other launchers.
 
 use std::net::{TcpListener, TcpStream};
 

@@ -9,7 +9,7 @@ use crate::support::{Run, report, text};
 /// Set for the ranks, which are this same test in other processes.
 const AS_RANK: &str = "PANICS_AS_RANK";
 
-/// What a rank does: the first waits for the second, which panics with the job in its hands.
+/// Runs a rank: the first waits for the second, which panics with the job in its hands.
 fn rank(environment: &Environment) {
     let config = Config::load(&ryzanstein_config::Sources {
         environment: environment.clone().into_iter().collect(),

@@ -1,4 +1,4 @@
-//! What `ryz status` and the launcher tell of ranks that run: stuck, stopped, without heartbeats.
+//! Reports of `ryz status` and the launcher on ranks that run: stuck, stopped, without heartbeats.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -220,7 +220,7 @@ fn rank_with_a_gpu(environment: &Environment, folder: &Path) {
     orchestrator.finalize().expect("left");
 }
 
-/// What a server of metrics says.
+/// Returns the answer of a server of metrics.
 fn metrics(port: u16) -> Option<String> {
     let mut connection = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
     connection.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;

@@ -14,7 +14,7 @@ use crate::support::eventually;
 /// A command on a terminal with the given number of columns.
 struct Session {
     child: Child,
-    /// What has been written so far.
+    /// Output so far.
     written: Arc<Mutex<Vec<u8>>>,
     reader: JoinHandle<()>,
 }
@@ -50,7 +50,7 @@ impl Session {
         Self { child, written, reader }
     }
 
-    /// What is on the screen, without colours and without what was overwritten.
+    /// Returns the screen, without colours and without what was overwritten.
     fn screen(&self) -> String {
         plain(&String::from_utf8_lossy(&self.written.lock().expect("no reader panics")))
     }
@@ -104,7 +104,7 @@ fn no_line_is_wider_than_the_terminal() {
     let bench = ["bench", "-n", "2", "--op", "all", "--sizes", "1KB,1MB", "--iters", "3"];
     let generate =
         ["generate", "-n", "2", "--model", &model, "--prompt", "hello", "--max-new-tokens", "8", "--profile"];
-    // What each must say.
+    // Commands and words that each must print.
     let commands: [(&[&str], &str); 6] = [
         (&["launch", "-n", "2"], "all values are right"),
         (&["check", "-n", "2", "--targets", "--invariant"], "the same bits at every size"),

@@ -14,7 +14,7 @@ use crate::support::{LONG, Run, command_line, eventually, report, text};
 /// Set for the ranks, which are the test itself in other processes, to what rank 1 does.
 const RANK_1: &str = "WHAT_RANK_1_DOES";
 
-/// What a rank does: one barrier with all others; then an all-reduce, but for rank 1. `ranks` leave records.
+/// Runs a rank: one barrier with all others; then an all-reduce, but for rank 1. `ranks` leave records.
 fn rank(environment: &Environment, ranks: &[u32]) {
     let sources = ryzanstein_config::Sources {
         environment: environment.clone().into_iter().collect(),

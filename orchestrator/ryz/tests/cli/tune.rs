@@ -119,7 +119,7 @@ fn jobs_take_the_measured_paths_and_say_so() {
     let check = well(&ryz(state.path(), &["check", "-n", "2"], &[("RYZ_PROCESS_GROUP__BACKEND", "tcp")])).0;
     assert!(check.contains(measured), "{check}");
 
-    // What lies there and does not fit is left alone, with a warning.
+    // A table there that does not fit is left alone, with a warning.
     let table = std::fs::read_to_string(&file).expect("the table");
     std::fs::write(&file, table.replace("\"cpus\":", "\"cpus\":9")).expect("written");
     let foreign = bench("2", &[]);

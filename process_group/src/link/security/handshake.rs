@@ -149,7 +149,7 @@ pub struct Handshake {
 
 /// A client that has proved itself, and waits for the server's last proof.
 pub struct Accepted<S, const N: usize> {
-    /// What the client says of itself.
+    /// The client's own description.
     pub hello: [u8; N],
     stream: Secured<S>,
     welcome: Proof,

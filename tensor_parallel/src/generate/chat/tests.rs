@@ -21,7 +21,7 @@ struct Case {
     outcome: Outcome,
 }
 
-/// What transformers makes of a template.
+/// The result of transformers for a template.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome {

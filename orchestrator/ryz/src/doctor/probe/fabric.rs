@@ -1,4 +1,4 @@
-//! What is installed for fast networks: programs on the `PATH`, and libraries in the usual folders.
+//! Installed software for fast networks: programs on the `PATH`, and libraries in the usual folders.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -26,7 +26,7 @@ fn sentence(text: &str) -> String {
     format!("{first}{rest}.")
 }
 
-/// What Markdown would read as its own, outside of code.
+/// Escapes Markdown's own characters, outside of code.
 fn escaped(text: &str) -> String {
     text.split('`')
         .enumerate()

@@ -1,4 +1,4 @@
-// What the kernels of attention share, and the one that appends to the KV cache. HEAD_DIM is the length of a head, GROUP how
+// Common code of attention kernels, and the kernel that appends to the KV cache. HEAD_DIM is the length of a head, GROUP how
 // many query heads share a key/value head.
 //
 // A row of `qkv` is the query heads, the key heads, then the value heads. The cache is
@@ -14,7 +14,7 @@ constexpr int HALF = HEAD_DIM / 2;
 struct Shape {
     // Rows of the batch's part; how many of them follow each other in one sequence; pages of a table.
     u32 rows, run, kv_heads, pages;
-    // How many positions a query sees, its own included; all when zero.
+    // Number of positions that a query sees, its own included; all when zero.
     u32 window;
     float scale;
 };

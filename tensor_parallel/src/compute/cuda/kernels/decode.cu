@@ -18,7 +18,7 @@ struct Heads {
     float scale;
 };
 
-// What each warp of a block leaves of each head: the greatest score, the sum of weights and the weighted sum of values. The last
+// Partial results of each warp of a block by head: the greatest score, the sum of weights and the weighted sum of values. The last
 // entry is that of the new position.
 struct WarpPartials {
     float top[WARPS + 1][HEADS], weight[WARPS + 1][HEADS], sum[WARPS + 1][HEADS][HEAD_DIM];
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
         }
     };
     load(0);
-    // How much each split counts, one warp a head.
+    // The weight of each split, one warp a head.
     __shared__ float counts[HEADS][MOST_SPLITS], totals[HEADS];
     for (int h = threadIdx.x / 32; h < HEADS; h += WARPS) {
         float2 weights[MOST_SPLITS / 32];

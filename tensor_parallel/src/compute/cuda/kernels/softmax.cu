@@ -27,7 +27,7 @@ struct Softmax {
 // scores of a lane, the first two are those of the first query for the keys `column` and `column` + 1, the others those of the second.
 struct Queries {
     u32 index[2], seen_to[2], seen_from[2];
-    // What every query of the warp sees.
+    // Range seen by every query of the warp.
     u32 all_from, all_to;
     // Scores are multiplied by `scale`, then powers of 2.
     float scale;

@@ -47,7 +47,7 @@ template <typename T> __device__ __forceinline__ T narrow(float x) { return Narr
 // between. A kernel may start before the previous one has ended (programmatic dependent launch). This waits until that one has ended and
 // its writes are visible, then lets the next one start. That one waited for its own predecessor, so all earlier kernels have ended as well.
 //
-// What a kernel reads after the wait is not `__restrict__`: the compiler could read it before.
+// Data that a kernel reads after the wait is not `__restrict__`: the compiler could read it before.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
