@@ -9,6 +9,7 @@ mod coalesce;
 mod collectives;
 mod compressed;
 mod inner;
+mod memory;
 mod monitored;
 mod objects;
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Buffers in the memory of a group's backend, for code that supports every backend; simultaneous messages in both directions.
 
+use std::marker::PhantomData;
+
 use super::ProcessGroup;
 use super::inner::Buffers;
+use super::memory::GroupMemory;
 use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::device::{DeviceBuffer, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::dtype::Element;
 use crate::types::operation::Operation;
 use crate::types::rank::Rank;
@@ -12,13 +14,8 @@ use crate::types::rank::Rank;
 /// Elements in the memory that a group's calls work on. Created by [`ProcessGroup::upload`].
 #[derive(Debug)]
 pub struct GroupBuffer<T: Element> {
-    place: Place<T>,
-}
-
-#[derive(Debug)]
-enum Place<T> {
-    Host(Vec<T>),
-    Device(DeviceBuffer, Stream),
+    memory: GroupMemory,
+    element: PhantomData<T>,
 }
 
 impl<T: Element> GroupBuffer<T> {
@@ -27,36 +24,19 @@ impl<T: Element> GroupBuffer<T> {
     /// # Errors
     /// When the number differs, and those of a GPU.
     pub fn write(&mut self, values: &[T]) -> Result<()> {
-        match &mut self.place {
-            Place::Host(own) if own.len() == values.len() => own.copy_from_slice(values),
-            Place::Host(own) => {
-                return Err(Error::invalid(format!(
-                    "{} values are written to a buffer of {}",
-                    values.len(),
-                    own.len()
-                )));
-            }
-            Place::Device(own, stream) => own.write(stream, values)?,
-        }
-        Ok(())
+        self.memory.write(values)
     }
 }
 
 impl<T: Element> Buffer for GroupBuffer<T> {
     fn view(&self) -> View<'_> {
-        match &self.place {
-            Place::Host(values) => View::of(values),
-            Place::Device(buffer, _) => buffer.view(),
-        }
+        self.memory.view()
     }
 }
 
 impl<T: Element> BufferMut for GroupBuffer<T> {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        match &mut self.place {
-            Place::Host(values) => ViewMut::of(values),
-            Place::Device(buffer, _) => buffer.view_mut(),
-        }
+        self.memory.view_mut()
     }
 }
 
@@ -66,11 +46,9 @@ impl ProcessGroup {
     /// # Errors
     /// Those of a GPU.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<GroupBuffer<T>> {
-        let place = match &self.device {
-            None => Place::Host(values.to_vec()),
-            Some(device) => Place::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone()),
-        };
-        Ok(GroupBuffer { place })
+        let mut memory = GroupMemory::new(self.device(), T::DTYPE, values.len())?;
+        memory.write(values)?;
+        Ok(GroupBuffer { memory, element: PhantomData })
     }
 
     /// Copies the values back, once all earlier calls are done; see [`synchronize`](Self::synchronize).
@@ -78,13 +56,10 @@ impl ProcessGroup {
     /// # Errors
     /// As there.
     pub fn download<T: Element>(&mut self, buffer: &GroupBuffer<T>) -> Result<Vec<T>> {
-        match &buffer.place {
-            Place::Host(values) => Ok(values.clone()),
-            Place::Device(buffer, stream) => {
-                self.synchronize()?;
-                Ok(buffer.to_vec(stream)?)
-            }
+        if self.device().is_some() {
+            self.synchronize()?;
         }
+        buffer.memory.to_vec()
     }
 
     /// Sends one message and receives another. Use it between two GPUs that exchange messages: there, a [`send`](Self::send)

@@ -1,6 +1,5 @@
 //! Reduces gradients in buckets while the rest of a backward pass still computes.
 
-mod memory;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -10,10 +9,10 @@ use std::fmt::Write as _;
 use crate::device::DeviceSliceMut;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::group::memory::GroupMemory;
 use crate::group::work::Work;
 use crate::types::dtype::{DType, Element};
 use crate::types::operation::ReduceOp;
-use memory::BucketMemory;
 pub use plan::{BucketLayout, Parameter};
 use plan::{BucketPlan, Place, Readiness};
 
@@ -81,8 +80,8 @@ pub struct BucketedReducer {
 #[derive(Debug)]
 enum Bucket {
     /// The caller may use the gradients.
-    Idle(BucketMemory),
-    InFlight(Work<BucketMemory>),
+    Idle(GroupMemory),
+    InFlight(Work<GroupMemory>),
     /// Its reduction has failed.
     Lost,
 }
@@ -103,7 +102,7 @@ impl BucketedReducer {
         }
         let plan = BucketPlan::new(parameters, options.first_bucket_bytes, options.bucket_bytes)?;
         let allocate = |layout: &BucketLayout| {
-            Ok(Bucket::Idle(BucketMemory::new(group.device(), layout.dtype, layout.count)?))
+            Ok(Bucket::Idle(GroupMemory::new(group.device(), layout.dtype, layout.count)?))
         };
         Ok(Self {
             group: group.name().to_owned(),
@@ -222,7 +221,7 @@ impl BucketedReducer {
     }
 
     /// Returns the memory of a gradient that the caller may use.
-    fn idle(&mut self, parameter: usize) -> Result<(&mut BucketMemory, Place)> {
+    fn idle(&mut self, parameter: usize) -> Result<(&mut GroupMemory, Place)> {
         let name = &self.registered(parameter)?.name;
         if self.readiness.is_ready(parameter) {
             return Err(Error::invalid(format!(

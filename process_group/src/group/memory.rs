@@ -1,15 +1,15 @@
-//! The memory of one bucket.
+//! Memory on which the calls of a group work.
 
 use std::ops::Range;
 
 use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::device::{Device, DeviceBuffer, DeviceSliceMut, Stream};
 use crate::error::{Error, Result};
-use crate::types::dtype::{DType, with_element};
+use crate::types::dtype::{DType, Element, with_element};
 
-/// Elements of a type known at run time, in the memory on which a group works.
+/// Elements of a type known at run time, on the host or on a GPU.
 #[derive(Debug)]
-pub(super) struct BucketMemory {
+pub(super) struct GroupMemory {
     dtype: DType,
     count: usize,
     place: Place,
@@ -22,7 +22,7 @@ enum Place {
     Device(DeviceBuffer, Stream),
 }
 
-impl BucketMemory {
+impl GroupMemory {
     /// Allocates zeros.
     pub(super) fn new(device: Option<&Device>, dtype: DType, count: usize) -> Result<Self> {
         let place = if let Some(device) = device {
@@ -33,6 +33,27 @@ impl BucketMemory {
             Place::Host(vec![0; (count * dtype.size()).div_ceil(size_of::<u64>())])
         };
         Ok(Self { dtype, count, place })
+    }
+
+    /// Writes all elements. On a GPU this waits for the copy.
+    pub(super) fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
+        if values.len() != self.count {
+            let count = self.count;
+            return Err(Error::invalid(format!("{} values are written to a buffer of {count}", values.len())));
+        }
+        match &mut self.place {
+            Place::Host(_) => self.host(&(0..values.len()))?.copy_from_slice(bytemuck::cast_slice(values)),
+            Place::Device(buffer, stream) => buffer.write(stream, values)?,
+        }
+        Ok(())
+    }
+
+    /// Reads all elements. On a GPU this waits for the copy.
+    pub(super) fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        match &self.place {
+            Place::Host(words) => Ok(bytemuck::cast_slice(&bytemuck::cast_slice::<_, u8>(words)[..self.bytes()]).to_vec()),
+            Place::Device(buffer, stream) => Ok(buffer.to_vec(stream)?),
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -72,7 +93,7 @@ impl BucketMemory {
     }
 }
 
-impl Buffer for BucketMemory {
+impl Buffer for GroupMemory {
     fn view(&self) -> View<'_> {
         let bytes = self.bytes();
         match &self.place {
@@ -85,7 +106,7 @@ impl Buffer for BucketMemory {
     }
 }
 
-impl BufferMut for BucketMemory {
+impl BufferMut for GroupMemory {
     fn view_mut(&mut self) -> ViewMut<'_> {
         let bytes = self.bytes();
         match &mut self.place {
