@@ -39,7 +39,10 @@ impl GroupMemory {
     pub(super) fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
         if values.len() != self.count {
             let count = self.count;
-            return Err(Error::invalid(format!("{} values are written to a buffer of {count}", values.len())));
+            return Err(Error::invalid(format!(
+                "{} values are written to a buffer of {count}",
+                values.len()
+            )));
         }
         match &mut self.place {
             Place::Host(_) => self.host(&(0..values.len()))?.copy_from_slice(bytemuck::cast_slice(values)),
@@ -51,7 +54,9 @@ impl GroupMemory {
     /// Reads all elements. On a GPU this waits for the copy.
     pub(super) fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         match &self.place {
-            Place::Host(words) => Ok(bytemuck::cast_slice(&bytemuck::cast_slice::<_, u8>(words)[..self.bytes()]).to_vec()),
+            Place::Host(words) => {
+                Ok(bytemuck::cast_slice(&bytemuck::cast_slice::<_, u8>(words)[..self.bytes()]).to_vec())
+            }
             Place::Device(buffer, stream) => Ok(buffer.to_vec(stream)?),
         }
     }
