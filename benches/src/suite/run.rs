@@ -53,8 +53,8 @@ struct Step {
 /// Every rank calls this with the same request.
 ///
 /// # Errors
-/// Returns [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and
-/// the errors of the collectives and of `tell`.
+/// Returns [`Error::Configuration`] for a path that the backend or every operation lacks, or values that cannot be checked exactly;
+/// and the errors of the collectives and of `tell`.
 pub fn run<E: From<Error>>(
     orchestrator: &mut Orchestrator,
     request: &Request,
@@ -73,7 +73,30 @@ pub fn run<E: From<Error>>(
     if is_host && group.world_size() > 1 {
         spread(group)?;
     }
-    let steps = steps(request, &paths, is_host);
+    let measured = measure_rows(orchestrator, request, &steps(request, &paths, is_host), link_gbs, &mut tell);
+    // The group outlives the request.
+    let world = orchestrator.manager().world();
+    let released = if world.world_size() > 1 { world.force_path(None) } else { Ok(()) };
+    let rows = measured?;
+    released?;
+    if rows.is_empty() && request.part.is_none() {
+        return Err(Error::Configuration(format!(
+            "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
+            request.paths.join(",")
+        ))
+        .into());
+    }
+    Ok(rows)
+}
+
+/// Measures each step. A path stays forced.
+fn measure_rows<E: From<Error>>(
+    orchestrator: &mut Orchestrator,
+    request: &Request,
+    steps: &[Step],
+    link_gbs: Option<f64>,
+    tell: &mut impl FnMut(Event<'_>) -> Result<(), E>,
+) -> Result<Vec<Row>, E> {
     let mut rows = Vec::new();
     for (index, Step { case, path }) in steps.iter().enumerate() {
         let op = label(case.form(), case.reduction);
@@ -102,21 +125,10 @@ pub fn run<E: From<Error>>(
         tell(Event::Row(&row))?;
         rows.push(row);
     }
-    let world = orchestrator.manager().world();
-    if world.world_size() > 1 {
-        world.force_path(None)?;
-    }
-    if rows.is_empty() && request.part.is_none() {
-        return Err(Error::Configuration(format!(
-            "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
-            request.paths.join(",")
-        ))
-        .into());
-    }
     Ok(rows)
 }
 
-/// Makes calls for [`SPREAD`]. Every rank makes the same number, because rank 0 ends it.
+/// Makes calls for about [`SPREAD`]. Rank 0 decides when to stop, so all ranks make the same number.
 fn spread(group: &mut ProcessGroup) -> Result<(), Error> {
     let started = Instant::now();
     let mut is_over = [0u8];

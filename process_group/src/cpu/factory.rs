@@ -38,15 +38,15 @@ impl BackendFactory for Factory {
             liveness: group.mesh.map(Mesh::liveness),
         };
         let hosts = Hosts::of(group.members.iter().map(|member| &member.host));
-        // Of the groups of a job, only that of all ranks is what the user meant.
+        // The demand binds the group of all ranks. A subgroup that it does not suit chooses by itself.
         let is_whole = group.name == "world" && group.members.len() > 1;
         if is_whole
             && settings.demand == Some(Algorithm::Hierarchical)
             && let Some(why) = hosts.why_one_level()
         {
             return Err(Error::Configuration(format!(
-                "process_group.tcp.algorithm is `hierarchical`, which needs several hosts with several ranks each, and {why}; set \
-                 another algorithm, or `auto`"
+                "process_group.tcp.algorithm is `hierarchical`, which needs several hosts, one of them with several ranks, and \
+                 {why}; set another algorithm, or `auto`"
             )));
         }
         let me = group.members[group.rank.index()].rank;

@@ -91,7 +91,7 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
     let mut bytes = [0; HEADER];
     peer.read_exact(&mut bytes).ok()?;
     let header = Header::decode(&bytes).expect("frames follow each other");
-    peer.read_exact(&mut vec![0; header.following()]).ok()?;
+    peer.read_exact(&mut vec![0; header.length]).ok()?;
     Some(header)
 }
 

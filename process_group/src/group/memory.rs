@@ -37,6 +37,7 @@ impl GroupMemory {
 
     /// Writes all elements. On a GPU this waits for the copy.
     pub(super) fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
+        debug_assert_eq!(T::DTYPE, self.dtype);
         if values.len() != self.count {
             let count = self.count;
             return Err(Error::invalid(format!(
@@ -45,14 +46,18 @@ impl GroupMemory {
             )));
         }
         match &mut self.place {
-            Place::Host(_) => self.host(&(0..values.len()))?.copy_from_slice(bytemuck::cast_slice(values)),
             Place::Device(buffer, stream) => buffer.write(stream, values)?,
+            Place::Host(words) => {
+                bytemuck::cast_slice_mut(words)[..size_of_val(values)]
+                    .copy_from_slice(bytemuck::cast_slice(values));
+            }
         }
         Ok(())
     }
 
     /// Reads all elements. On a GPU this waits for the copy.
     pub(super) fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        debug_assert_eq!(T::DTYPE, self.dtype);
         match &self.place {
             Place::Host(words) => {
                 Ok(bytemuck::cast_slice(&bytemuck::cast_slice::<_, u8>(words)[..self.bytes()]).to_vec())
@@ -65,35 +70,32 @@ impl GroupMemory {
         self.count * self.dtype.size()
     }
 
-    /// Returns the bytes of a range of elements.
-    pub(super) fn host(&mut self, elements: &Range<usize>) -> Result<&mut [u8]> {
+    /// Returns the bytes of a range of elements on the host; `None` on a GPU.
+    pub(super) fn host(&mut self, elements: Range<usize>) -> Option<&mut [u8]> {
         let size = self.dtype.size();
         match &mut self.place {
             Place::Host(words) => {
-                Ok(&mut bytemuck::cast_slice_mut(words)[elements.start * size..elements.end * size])
+                Some(&mut bytemuck::cast_slice_mut(words)[elements.start * size..elements.end * size])
             }
-            Place::Device(..) => Err(Error::invalid(
-                "this gradient is in the memory of a GPU; take it with BucketedReducer::device_gradient",
-            )),
+            Place::Device(..) => None,
         }
     }
 
-    /// Returns a range of elements on a GPU.
-    pub(super) fn device(&mut self, elements: Range<usize>) -> Result<DeviceSliceMut<'_>> {
+    /// Returns a range of elements on a GPU; `None` on the host.
+    pub(super) fn device(&mut self, elements: Range<usize>) -> Result<Option<DeviceSliceMut<'_>>> {
         match &mut self.place {
-            Place::Device(buffer, _) => Ok(buffer.slice_mut(elements)?),
-            Place::Host(_) => {
-                Err(Error::invalid("this gradient is in host memory; take it with BucketedReducer::gradient"))
-            }
+            Place::Device(buffer, _) => Ok(Some(buffer.slice_mut(elements)?)),
+            Place::Host(_) => Ok(None),
         }
     }
 
     /// Zeroes a range of elements. On a GPU this is enqueued on the compute stream.
     pub(super) fn zero(&mut self, elements: Range<usize>) -> Result<()> {
         if let Place::Device(buffer, stream) = &mut self.place {
-            return Ok(buffer.zero(stream, elements)?);
+            buffer.zero(stream, elements)?;
+        } else if let Some(bytes) = self.host(elements) {
+            bytes.fill(0);
         }
-        self.host(&elements)?.fill(0);
         Ok(())
     }
 }

@@ -19,10 +19,10 @@ pub struct GroupBuffer<T: Element> {
 }
 
 impl<T: Element> GroupBuffer<T> {
-    /// Writes new values of the same number.
+    /// Replaces all values; `values` has the length of the buffer.
     ///
     /// # Errors
-    /// When the number differs, and those of a GPU.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the length differs, and errors of the GPU.
     pub fn write(&mut self, values: &[T]) -> Result<()> {
         self.memory.write(values)
     }
@@ -44,7 +44,7 @@ impl ProcessGroup {
     /// Copies values to the memory on which the calls of this group work.
     ///
     /// # Errors
-    /// Those of a GPU.
+    /// Errors of the GPU.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<GroupBuffer<T>> {
         let mut memory = GroupMemory::new(self.device(), T::DTYPE, values.len())?;
         memory.write(values)?;
@@ -54,7 +54,7 @@ impl ProcessGroup {
     /// Copies the values back, once all earlier calls are done; see [`synchronize`](Self::synchronize).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`synchronize`](Self::synchronize).
     pub fn download<T: Element>(&mut self, buffer: &GroupBuffer<T>) -> Result<Vec<T>> {
         if self.device().is_some() {
             self.synchronize()?;
@@ -62,8 +62,8 @@ impl ProcessGroup {
         buffer.memory.to_vec()
     }
 
-    /// Sends one message and receives another. Use it between two GPUs that exchange messages: there, a [`send`](Self::send)
-    /// completes when its receiver takes it, so ranks that all send first may wait for each other.
+    /// Sends one message and receives another at the same time. GPUs that exchange messages need it: there, a
+    /// [`send`](Self::send) completes when its receiver takes it, so ranks that all send first deadlock.
     ///
     /// # Errors
     /// As [`send`](Self::send) and [`recv`](Self::recv).
@@ -77,12 +77,14 @@ impl ProcessGroup {
         let (sent, received) = (send.view(), receive.view_mut());
         let (sending, receiving) = (Operation::Send { to }, Operation::Recv { from });
         // Both are checked before either gets a number: a rejected call would leave a gap.
-        let (send, recv) = (self.message(sending, sent)?, self.message(receiving, received.as_view())?);
-        let (number, other) = (self.next_message(sending, to), self.next_message(receiving, from));
+        let (outgoing, incoming) =
+            (self.message(sending, sent)?, self.message(receiving, received.as_view())?);
+        let (send_number, receive_number) =
+            (self.next_message(sending, to), self.next_message(receiving, from));
         self.wait_idle();
         self.inner.run_all(vec![
-            (send, number, Buffers::OutOfPlace(Some(sent), None)),
-            (recv, other, Buffers::OutOfPlace(None, Some(received))),
+            (outgoing, send_number, Buffers::OutOfPlace(Some(sent), None)),
+            (incoming, receive_number, Buffers::OutOfPlace(None, Some(received))),
         ])
     }
 }

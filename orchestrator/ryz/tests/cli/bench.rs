@@ -3,6 +3,8 @@
 use std::process::Output;
 
 use crate::support::{Run, text};
+use ryzanstein_process_group::schedule::Algorithm;
+use ryzanstein_process_group::{Operation, ReduceOp};
 use serde_json::Value;
 
 /// On processors, whatever GPUs this machine has.
@@ -149,8 +151,15 @@ fn paths_are_compared_and_those_that_an_operation_has_not_are_left_out() {
     let names: Vec<_> = forms.iter().map(|row| (row["op"].as_str(), row["errors"].as_u64())).collect();
     assert_eq!(names, [(Some("all_reduce"), Some(0)), (Some("all_reduce_into"), Some(0))]);
     let all = paths("all");
-    assert_eq!(all.len(), 5 + 3, "{all:?}");
-    assert_eq!(all[6..], ["all_gather shared_memory/ring", "all_gather shared_memory/direct"]);
+    let of = |name: &str, operation: Operation| -> Vec<String> {
+        let one_level = Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Hierarchical);
+        let suiting = one_level.filter(|algorithm| algorithm.suits(operation));
+        suiting.map(|algorithm| format!("{name} shared_memory/{}", algorithm.name())).collect()
+    };
+    // Before the paths of each operation is the choice of `auto`.
+    let reductions = of("all_reduce", Operation::AllReduce(ReduceOp::Sum));
+    assert_eq!(all[1..=reductions.len()], reductions);
+    assert_eq!(all[reductions.len() + 2..], of("all_gather", Operation::AllGather));
     refused(&[&arguments[..], &["tree"]].concat(), 2, &["--path tree", "shared_memory/recursive_doubling"]);
 }
 

@@ -21,8 +21,8 @@ impl Run<'_> {
                 if header.kind == Kind::Data {
                     return Ok(Some(header));
                 }
-                if link.buffered().len() < header.following() {
-                    return match link.fill(header.following()) {
+                if link.buffered().len() < header.length {
+                    return match link.fill(header.length) {
                         Moved::Bytes(_) => continue,
                         Moved::WouldBlock => Ok(None),
                         Moved::Closed => Err(self.lost(peer)),

@@ -128,7 +128,12 @@ impl BucketedReducer {
     pub fn gradient<T: Element>(&mut self, parameter: usize) -> Result<&mut [T]> {
         self.check_type(parameter, T::DTYPE)?;
         let (memory, place) = self.idle(parameter)?;
-        Ok(bytemuck::cast_slice_mut(memory.host(&place.elements)?))
+        let bytes = memory.host(place.elements).ok_or_else(|| {
+            Error::invalid(
+                "this gradient is in the memory of a GPU; take it with BucketedReducer::device_gradient",
+            )
+        })?;
+        Ok(bytemuck::cast_slice_mut(bytes))
     }
 
     /// As [`gradient`](Self::gradient), on a GPU. Enqueue the work that writes it on the compute stream of the group's device.
@@ -137,7 +142,9 @@ impl BucketedReducer {
     /// As there, and for a gradient in host memory.
     pub fn device_gradient(&mut self, parameter: usize) -> Result<DeviceSliceMut<'_>> {
         let (memory, place) = self.idle(parameter)?;
-        memory.device(place.elements)
+        memory.device(place.elements)?.ok_or_else(|| {
+            Error::invalid("this gradient is in host memory; take it with BucketedReducer::gradient")
+        })
     }
 
     /// Marks a gradient as written. As soon as all gradients of its bucket are written and all previous buckets have been launched,

@@ -94,7 +94,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_unpack_to_what_packs_to_them_again_or_to_nothing(bytes: [u8; BYTES]) {
+        fn any_bytes_unpack_to_what_packs_to_them_again_or_to_nothing(
+            mut bytes: [u8; BYTES], numbers in (0..=OPERATIONS as u8, 0..=5u8, 0..=10u8, 0..=1u8),
+        ) {
+            bytes[..4].copy_from_slice(&<[u8; 4]>::from(numbers));
             if let Some(fingerprint) = unpack(&bytes) {
                 prop_assert_eq!(unpack(&pack(&fingerprint)), Some(fingerprint));
             }
