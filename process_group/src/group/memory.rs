@@ -48,8 +48,8 @@ impl GroupMemory {
         match &mut self.place {
             Place::Device(buffer, stream) => buffer.write(stream, values)?,
             Place::Host(words) => {
-                bytemuck::cast_slice_mut(words)[..size_of_val(values)]
-                    .copy_from_slice(bytemuck::cast_slice(values));
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+                bytes[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
             }
         }
         Ok(())
