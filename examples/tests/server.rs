@@ -490,7 +490,8 @@ fn a_lost_rank_ends_running_answers_with_an_error_event() {
         let clients: Vec<_> = (1..=12)
             .map(|n| {
                 let (began, server) = (began.clone(), &server);
-                let body = json!({ "prompt": [1], "max_tokens": 200 + 3 * n, "temperature": 0, "stream": true });
+                let body =
+                    json!({ "prompt": [1], "max_tokens": 200 + 3 * n, "temperature": 0, "stream": true });
                 scope.spawn(move || {
                     // A slow client may come when the server has gone.
                     let (status, mut answer) = server.try_send("/v1/completions", &body.to_string()).ok()?;
