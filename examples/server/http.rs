@@ -29,7 +29,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use crate::api::{Form, Kind, Prompt, Refusal, Request, as_json, seconds_since_1970};
 use crate::engine::{Event, Job};
 
-/// The data for checks of requests, and their queue.
+/// Data to check requests against, and the queue of jobs.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) model: String,
@@ -65,7 +65,7 @@ impl StopSignals {
 /// Most connections at a time; further clients wait. Far below the usual limit on open files.
 const CONNECTIONS: usize = 512;
 
-/// Timeout of a client to send the head of a request, and then its body, or to read more of its answer. Then its
+/// Time for a client to send the head of a request, and then its body, or to read more of its answer. Then its
 /// connection ends, and the next client gets its place.
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -33,7 +33,7 @@ pub struct Explanation {
 
 /// Explains an error's message by the entry that explains most; `None` if it is unknown, or explains itself.
 pub fn explain(message: &str) -> Option<Explanation> {
-    // Earlier lines of a library, such as on a connection that it retried, do not explain an error of the program itself.
+    // Earlier lines of a library, such as one about a connection that it retried, do not explain an error of the program itself.
     let last = message.lines().next_back().filter(|line| is_of_program(line));
     let message = last.unwrap_or(message);
     let entry = find(message).filter(|entry| !entry.is_plain)?;

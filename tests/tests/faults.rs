@@ -483,6 +483,16 @@ fn an_interface_that_is_not_there_is_refused_with_those_that_are() {
 }
 
 #[test]
+fn a_wrong_name_of_an_algorithm_is_refused_before_the_rank_joins() {
+    let mut config: Config = config(BackendChoice::Auto);
+    config.process_group.tcp.algorithm = "rinng".into();
+    // Nobody else comes.
+    let rendezvous = MemoryRendezvous::new(2).remove(0);
+    let error = ProcessGroupManager::initialize(&config, &rendezvous).unwrap_err();
+    assert!(matches!(&error, Error::Configuration(why) if why.contains("`rinng`")), "{error}");
+}
+
+#[test]
 fn a_rank_alone_needs_no_interface_and_no_second_level() {
     let mut config: Config = config(BackendChoice::Auto);
     config.process_group.tcp.interface = Some("nosuch0".into());

@@ -502,7 +502,7 @@ fn two_ranks_on_one_gpu_are_named_with_it() {
     Ranks::start_at(NAME, 2, |_| 0).expect_all(PATIENCE);
 }
 
-/// Slurm's `--gpus-per-task=1` and containers do this: with and without LOCAL_RANK.
+/// Each rank sees one GPU, as with Slurm's `--gpus-per-task=1` and in containers: with and without LOCAL_RANK.
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn ranks_that_each_see_one_gpu_take_it_and_share_memory() {

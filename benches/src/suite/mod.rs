@@ -18,9 +18,11 @@ pub mod steps;
 mod vary;
 mod verdict;
 
+use std::time::{Duration, Instant};
+
 use ryzanstein_process_group::paths::PathChoice;
 use ryzanstein_process_group::targets::target;
-use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, Rank, ReduceOp};
 use serde::Serialize;
 
 use crate::measure::{Case, Collective, CollectiveForm, Figures, Summary};
@@ -37,6 +39,10 @@ pub use side_by_side::side_by_side;
 pub use sizes::Sweep;
 pub use vary::{ROUNDS, Start, Variant, Vary};
 pub use verdict::{Verdict, saturation, verdicts};
+
+/// Time for which ranks on CPUs make calls before the first row: the system starts several on one processor, and spreads them only
+/// while they are busy.
+const SPREAD: Duration = Duration::from_millis(300);
 
 /// A request for measurements.
 #[derive(Clone, Debug)]
@@ -213,8 +219,8 @@ pub fn label(form: CollectiveForm, reduction: ReduceOp) -> String {
     }
 }
 
-/// Refuses requests that cannot be measured here, then measures the bandwidth of a link in 10⁹ bytes per second, unless variants
-/// are compared. Every rank calls this with the same request, before [`run()`].
+/// Refuses requests that cannot be measured here, spreads ranks on CPUs over the processors, then measures the bandwidth of a link in
+/// 10⁹ bytes per second, unless variants are compared. Every rank calls this with the same request, before [`run()`].
 ///
 /// # Errors
 /// Returns [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays
@@ -227,6 +233,9 @@ pub fn prepare(orchestrator: &mut Orchestrator, request: &Request) -> Result<Opt
     check_graph_support(request.graph, group.backend())?;
     if group.memory() == Memory::Host {
         request.check_memory(ranks_here, limits::host_memory())?;
+        if group.world_size() > 1 {
+            spread(group)?;
+        }
     }
     if request.part.is_some() {
         // A variant without its path is left out.
@@ -238,6 +247,20 @@ pub fn prepare(orchestrator: &mut Orchestrator, request: &Request) -> Result<Opt
         return Ok(None);
     }
     link::measure_link(group)
+}
+
+/// Makes calls for about [`SPREAD`]. Rank 0 decides when to stop, so all ranks make the same number.
+fn spread(group: &mut ProcessGroup) -> Result<(), Error> {
+    let started = Instant::now();
+    let mut is_over = [0u8];
+    while is_over == [0] {
+        for _ in 0..10 {
+            group.barrier()?;
+        }
+        is_over = [u8::from(started.elapsed() >= SPREAD)];
+        group.broadcast(&mut is_over, Rank(0))?;
+    }
+    Ok(())
 }
 
 /// Refuses a graph on a backend without graphs.

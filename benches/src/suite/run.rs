@@ -1,9 +1,7 @@
 //! Measures the rows of a request, one by one.
 
-use std::time::{Duration, Instant};
-
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{Error, Memory, ProcessGroup, Rank};
+use ryzanstein_process_group::{Error, Memory};
 
 use super::paths::paths_of;
 use super::{Request, Row, Start, label, sizes, start};
@@ -12,10 +10,6 @@ use ryzanstein_orchestrator::Orchestrator;
 
 /// Default number of calls if each starts at least one group.
 const STARTS: usize = 10;
-
-/// Time for which ranks on CPUs make calls before the first row: the system starts several on one processor, and spreads them only
-/// while they are busy.
-const SPREAD: Duration = Duration::from_millis(300);
 
 /// An event during the measurement of rows.
 #[derive(Clone, Copy, Debug)]
@@ -69,11 +63,8 @@ pub fn run<E: From<Error>>(
         }
         (paths, _) => paths?,
     };
-    let is_host = group.memory() == Memory::Host;
-    if is_host && group.world_size() > 1 {
-        spread(group)?;
-    }
-    let measured = measure_rows(orchestrator, request, &steps(request, &paths, is_host), link_gbs, &mut tell);
+    let steps = steps(request, &paths, group.memory() == Memory::Host);
+    let measured = measure_rows(orchestrator, request, &steps, link_gbs, &mut tell);
     // The group outlives the request.
     let world = orchestrator.manager().world();
     let released = if world.world_size() > 1 { world.force_path(None) } else { Ok(()) };
@@ -126,20 +117,6 @@ fn measure_rows<E: From<Error>>(
         rows.push(row);
     }
     Ok(rows)
-}
-
-/// Makes calls for about [`SPREAD`]. Rank 0 decides when to stop, so all ranks make the same number.
-fn spread(group: &mut ProcessGroup) -> Result<(), Error> {
-    let started = Instant::now();
-    let mut is_over = [0u8];
-    while is_over == [0] {
-        for _ in 0..100 {
-            group.barrier()?;
-        }
-        is_over = [u8::from(started.elapsed() >= SPREAD)];
-        group.broadcast(&mut is_over, Rank(0))?;
-    }
-    Ok(())
 }
 
 /// Returns every row of the request.

@@ -67,7 +67,7 @@ impl BackendFactory for Factory {
 /// # Errors
 /// The setting names no algorithm.
 pub(crate) fn demanded(config: &Config) -> Result<Option<Algorithm>> {
-    let name = &*config.process_group.tcp.algorithm;
+    let name = config.process_group.tcp.algorithm.trim();
     if name == "auto" {
         return Ok(None);
     }

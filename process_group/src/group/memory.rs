@@ -23,6 +23,17 @@ enum Place {
 }
 
 impl GroupMemory {
+    /// Copies elements.
+    pub(super) fn from_slice<T: Element>(device: Option<&Device>, values: &[T]) -> Result<Self> {
+        let Some(device) = device else {
+            let mut own = Self::new(None, T::DTYPE, values.len())?;
+            own.write(values)?;
+            return Ok(own);
+        };
+        let place = Place::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone());
+        Ok(Self { dtype: T::DTYPE, count: values.len(), place })
+    }
+
     /// Allocates zeros.
     pub(super) fn new(device: Option<&Device>, dtype: DType, count: usize) -> Result<Self> {
         let place = if let Some(device) = device {

@@ -46,9 +46,7 @@ impl ProcessGroup {
     /// # Errors
     /// Errors of the GPU.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<GroupBuffer<T>> {
-        let mut memory = GroupMemory::new(self.device(), T::DTYPE, values.len())?;
-        memory.write(values)?;
-        Ok(GroupBuffer { memory, element: PhantomData })
+        Ok(GroupBuffer { memory: GroupMemory::from_slice(self.device(), values)?, element: PhantomData })
     }
 
     /// Copies the values back, once all earlier calls are done; see [`synchronize`](Self::synchronize).

@@ -116,7 +116,7 @@ impl ProcessGroupManager {
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
-        // Whatever the backend: a name that is wrong must not wait for a job on CPUs.
+        // For every backend, so that a wrong name is noticed before a job runs on CPUs.
         cpu::demanded(config)?;
         let mut factories = factories(wanted);
         let is_alone = rendezvous.world_size() == Some(1);

@@ -114,7 +114,7 @@ proptest! {
     #[test]
     fn every_call_has_one_path_with_a_reason(
         world_size in 2..64usize, hosts in 1..4usize, parallel in 1..64usize, which in 0..11usize,
-        dtype in 0..10usize, count in 0..100_000_000usize, demand in 0..=Algorithm::ALL.len(), forced in 0..6usize,
+        dtype in 0..10usize, count in 0..100_000_000usize, demand in 0..=Algorithm::ALL.len(), forced in 0..=Algorithm::ALL.len(),
         edges in proptest::collection::btree_set(0..400_000_000u64, 0..6), measured in 0..Algorithm::ALL.len(),
     ) {
         let tuned = some_ranges(&edges.into_iter().collect::<Vec<_>>(), world_size, measured);

@@ -75,7 +75,7 @@ fn partial_rotary_factor(
     )))
 }
 
-/// Dependencies of the settings within an object.
+/// Values on which the settings within an object depend.
 struct Settings {
     theta: f64,
     /// `original_max_position_embeddings`, which transformers prefers to that within the object.

@@ -1,4 +1,4 @@
-//! First mistakes of users: each case must end with the right code and say what was wrong, where it came from and what
+//! Common mistakes of users: each case must end with the right code and say what was wrong, where it came from and what
 //! to do. None may panic, hang or take gigabytes of memory.
 
 mod bench;

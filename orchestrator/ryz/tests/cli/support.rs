@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Timeout of whatever may hang. The machine may be busy.
+/// Timeout of anything that might hang. The machine may be busy.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 const MARK: &str = "TEST_FAMILY";

@@ -149,7 +149,7 @@ pub struct Handshake {
 
 /// A client that has proved itself, and waits for the server's last proof.
 pub struct Accepted<S, const N: usize> {
-    /// The client's own description.
+    /// The client's description of itself.
     pub hello: [u8; N],
     stream: Secured<S>,
     welcome: Proof,
