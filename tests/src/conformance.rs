@@ -82,7 +82,7 @@ impl<'g, T: Small> Caller<'g, T> {
         self.group.barrier().unwrap();
     }
 
-    /// Runs operations beside their caller, and several together.
+    /// Checks asynchronous and coalesced calls.
     fn beside(&mut self) {
         for &op in ReduceOp::ALL {
             self.reductions_beside(op);

@@ -308,7 +308,7 @@ fn asynchronous_coalesced_and_timed_calls() {
     });
 }
 
-/// A call on the second stream uses, beside its buffer, nothing that a graph uses meanwhile on the first.
+/// An asynchronous call and a replayed graph run at the same time on two streams. They share no scratch memory.
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn asynchronous_calls_and_those_in_a_graph_leave_each_other_alone() {

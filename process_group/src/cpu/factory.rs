@@ -38,7 +38,7 @@ impl BackendFactory for Factory {
             liveness: group.mesh.map(Mesh::liveness),
         };
         let hosts = Hosts::of(group.members.iter().map(|member| &member.host));
-        // The demand binds the group of all ranks. A subgroup that it does not suit chooses by itself.
+        // The group of all ranks must be able to use the algorithm. A smaller group that cannot use it takes the cheapest.
         let is_whole = group.name == "world" && group.members.len() > 1;
         if is_whole
             && settings.demand == Some(Algorithm::Hierarchical)

@@ -105,6 +105,13 @@ fn timed(group: &mut ryzanstein_process_group::ProcessGroup) -> ryzanstein_proce
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    use ryzanstein_config::DeviceConfig;
+    use ryzanstein_process_group::device::Libraries;
+
     use super::*;
 
     #[test]
@@ -113,5 +120,48 @@ mod tests {
         let outcome = outcome.expect("right values");
         assert_eq!(outcome.backend, "tcp");
         assert!(outcome.median_us.is_some_and(|median| median > 0.0));
+    }
+
+    /// Builds a driver library whose functions do nothing and succeed.
+    fn driver(folder: &Path) -> PathBuf {
+        let functions = concat!(env!("CARGO_MANIFEST_DIR"), "/../../process_group/src/device/driver.rs");
+        let functions = std::fs::read_to_string(functions).expect("the list of the driver's functions");
+        let names = functions.lines().filter_map(|line| {
+            let (name, _) = line.trim().split_once('(')?;
+            (name.starts_with("cu") && line.ends_with("-> i32;")).then_some(name)
+        });
+        let mut code = String::from("int cuDriverGetVersion(int *version) { *version = 12020; return 0; }\n");
+        for name in names.filter(|name| *name != "cuDriverGetVersion") {
+            let _ = writeln!(code, "int {name}(void) {{ return 0; }}");
+        }
+        let (source, library) = (folder.join("driver.c"), folder.join("libcuda.so.1"));
+        std::fs::write(&source, code).expect("written");
+        let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+        assert!(built.is_ok_and(|status| status.success()), "what links this program links a library too");
+        library
+    }
+
+    #[test]
+    fn a_trial_looks_for_nccl_where_ranks_do() {
+        let nothing = Libraries::find(&DeviceConfig::default(), &LibrarySearch::default());
+        if nothing.nccl.is_ok() {
+            // The loader finds NCCL, and no other place is searched.
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let packages = folder.path().join("lib/python3.12/site-packages/nvidia/nccl/lib");
+        std::fs::create_dir_all(&packages).expect("made");
+        let nccl = packages.join("libnccl.so.2");
+        std::fs::write(&nccl, "no library").expect("written");
+        let mut config = Config::default();
+        config.device.cuda = Some(driver(folder.path()));
+        if Libraries::find(&config.device, &LibrarySearch::default()).driver.is_err() {
+            // No library can be opened from this folder.
+            return;
+        }
+        let active = folder.path().to_str().expect("text").to_owned();
+        let environment = Environment::from([("VIRTUAL_ENV".to_owned(), active)]);
+        let outcome = try_all_reduce(&config, &environment, BackendChoice::Auto, 2).expect("over TCP");
+        assert!(outcome.reason.contains(nccl.to_str().expect("text")), "{}", outcome.reason);
     }
 }
