@@ -13,6 +13,9 @@ use crate::norm::RmsNorm;
 use crate::shard;
 use crate::tensor::Tensor;
 
+/// The minimum number of bytes of a rank's terms of which each rank adds a share. Every rank adds shorter ones, which saves a call.
+const SHARED_TERMS: usize = 64 << 10;
+
 /// Options of a row-parallel layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowOptions {
@@ -33,8 +36,8 @@ impl Default for RowOptions {
 /// `y = x · Wᵀ + b` with the input features sharded: every rank computes one term of the sum.
 ///
 /// With [invariant](Compute::numerics) numerics, a rank adds its parts of the inputs as a subtree, in `f32`, and these sums are added as
-/// the rest of the tree: by the group's kernel with the norm if it has one, otherwise by every rank, which gathers them. So the result
-/// has the same bits with every world size (the binary tree of TBIK, arXiv 2511.17826).
+/// the rest of the tree: by the group's kernel with the norm if it has one; otherwise each rank adds a share, or every rank adds all if
+/// they are short. So the result has the same bits with every world size (the binary tree of TBIK, arXiv 2511.17826).
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,
@@ -89,8 +92,8 @@ impl RowParallelLinear {
         Ok(Self { weight, leaves, bias, inputs: mine, options })
     }
 
-    /// Returns the sum over all ranks, by one all-reduce or, with invariant numerics, one all-gather, plus the bias. Without
-    /// `reduce_results`, returns this rank's term of the sum.
+    /// Returns the sum over all ranks plus the bias. Without `reduce_results`, returns this rank's term of the sum. Takes one all-reduce;
+    /// with invariant numerics one all-gather, and before it an all-to-all if the terms are long.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
@@ -162,8 +165,18 @@ impl RowParallelLinear {
     ) -> Result<Tensor> {
         if self.options.reduce_results && group.world_size() > 1 {
             let mine = self.subtree(x, (leaves, DType::F32), compute)?;
-            let mut terms =
-                compute.scratch(&[group.world_size(), mine.rows(), mine.columns()], DType::F32)?;
+            let (ranks, rows, columns) = (group.world_size(), mine.rows(), mine.columns());
+            let is_shared = size_of::<f32>() * mine.count() >= SHARED_TERMS && columns.is_multiple_of(ranks);
+            if is_shared && let Some(group) = group.process_group() {
+                // A share is consecutive elements, whichever rows they are of.
+                let mut terms = compute.scratch(&[ranks, rows, columns / ranks], DType::F32)?;
+                group.all_to_all_into(&mine, &mut terms)?;
+                let share = compute.sum_of_leaves(&terms, x.dtype())?;
+                let mut sum = compute.scratch(&[rows, columns], x.dtype())?;
+                group.all_gather_into(&share, &mut sum)?;
+                return Ok(sum);
+            }
+            let mut terms = compute.scratch(&[ranks, rows, columns], DType::F32)?;
             group.all_gather(&mine, &mut terms)?;
             return compute.sum_of_leaves(&terms, x.dtype());
         }
