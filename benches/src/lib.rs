@@ -1,8 +1,8 @@
 //! Times collectives and checks their values: `ryz bench` as a library, and what the programs in `src/bin` share.
 //!
 //! Start at [`measure::measure_group`] for one collective. For many, call [`suite::prepare`], then [`suite::run`], which compares
-//! them with the documented latency targets. [`communication`] gives advice on the share of a step that collectives take;
-//! [`nodes`] lists the kernels of a decode pass.
+//! them with the documented latency targets if the request says so. [`communication`] computes the share of a step that collectives
+//! take, and advises where it is large; [`nodes`] lists the kernels of a decode pass.
 //!
 //! ```
 //! use ryzanstein_benches::suite::{Request, prepare, run};
@@ -24,8 +24,8 @@
 //!     judged: false,
 //!     part: None,
 //! };
-//! let link = prepare(&mut orchestrator, &request)?;
-//! let rows = run(&mut orchestrator, &request, link, |_| Ok::<_, ryzanstein_process_group::Error>(()))?;
+//! let link_gbs = prepare(&mut orchestrator, &request)?;
+//! let rows = run(&mut orchestrator, &request, link_gbs, |_| Ok::<_, ryzanstein_process_group::Error>(()))?;
 //! assert!(rows.iter().all(|row| row.errors == 0));
 //! orchestrator.finalize()?;
 //! # Ok(())

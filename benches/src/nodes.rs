@@ -4,6 +4,7 @@ use ryzanstein_orchestrator::table;
 use ryzanstein_tensor_parallel::model::LlamaConfig;
 
 use crate::cupti::Kernel;
+use crate::measure::median;
 
 /// The kernel of our products of one row.
 pub const MATRIX_VECTOR: &str = "matrix_vector";
@@ -82,11 +83,6 @@ struct Node {
 
 fn is_of_library(name: &str) -> bool {
     name != GEMM && LIBRARY.iter().any(|part| name.contains(part))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Combines the kernels of several equal passes, in the order in which they ended.

@@ -1,8 +1,8 @@
 //! The settings of Ryzanstein, and the source of each value.
 //!
 //! Start at [`Config::load`]. It merges four layers, each stronger than the one before: the defaults, a TOML file, the environment,
-//! the command line; an embedding program may set values on top of them. It parses every value once, into types that need no later
-//! validation.
+//! the command line; a host program may set values on top of them. It parses each effective value once, into types that need no
+//! later validation.
 //!
 //! This crate does not read the environment, working directory or arguments of the process: the caller passes them as
 //! [`Sources`]. Loading reads one file, the TOML file that the sources name. Other crates read and replace files through
@@ -23,7 +23,7 @@
 //! # Ok::<(), ryzanstein_config::ConfigError>(())
 //! ```
 //!
-//! An embedding program may also build its configuration in code:
+//! A host program may also build its configuration in code:
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, ProcessGroupConfig, Timeout};

@@ -16,7 +16,7 @@ pub enum Source {
     Environment(String),
     /// This command-line flag, as the user typed it.
     Flag(String),
-    /// The embedding program assigned it.
+    /// The host program assigned it.
     Code,
 }
 

@@ -153,7 +153,7 @@ pub enum Error {
     Poisoned(Arc<Error>),
 }
 
-fn missing_ranks(missing: &[Rank]) -> String {
+pub(crate) fn missing_ranks(missing: &[Rank]) -> String {
     match missing {
         [] => "every rank is there, but not finished".into(),
         [one] => format!("rank {one} is not there"),

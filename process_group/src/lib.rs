@@ -1,6 +1,7 @@
 //! Collectives among the ranks of a job, on GPUs or CPUs.
 //!
-//! Start at [`ProcessGroupManager`]. It joins a job through a [`Rendezvous`], selects one backend for all ranks, and makes groups:
+//! Start at [`ProcessGroupManager::initialize`]. It joins a job through a [`Rendezvous`], which selects one backend for all ranks, and
+//! makes groups:
 //!
 //! ```
 //! use ryzanstein_config::Config;

@@ -19,8 +19,7 @@ const LARGE_PAGE: usize = 2 << 20;
 const LINE: usize = 64;
 
 /// Elements that begin with a cache line. So does each row, if rows are whole lines. A vector that crosses two lines takes longer
-/// to load: with all operands 16 bytes into a line, where the allocator puts large arrays, products by AMX took 1.56 times as
-/// long.
+/// to load, and the allocator puts large arrays 16 bytes into a line.
 #[derive(Debug)]
 pub(crate) struct Array<T> {
     /// The elements, after some unused ones.

@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::cupti::KernelTimes;
+use ryzanstein_benches::measure::median;
 use ryzanstein_benches::nodes::{self, Reads};
 use ryzanstein_benches::ranks;
 use ryzanstein_benches::suite::steps::{self, ModelShape};
@@ -206,9 +207,8 @@ fn token(at: usize) -> u32 {
 fn prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
     // The first prompt warms up.
     one_prompt(model, tokens, group)?;
-    let mut times = (0..PROMPTS).map(|_| one_prompt(model, tokens, group)).collect::<Result<Vec<_>>>()?;
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    let times = (0..PROMPTS).map(|_| one_prompt(model, tokens, group)).collect::<Result<Vec<_>>>()?;
+    Ok(median(times))
 }
 
 /// Returns the time in seconds from a prompt of `tokens` tokens to its logits.
@@ -294,9 +294,8 @@ fn pass(
             times.push(took);
         }
     }
-    times.sort_by(f64::total_cmp);
     let digest = hash.finalize().iter().take(6).fold(0, |all, byte| all << 8 | u64::from(*byte));
-    Ok(Measured { time: times[times.len() / 2], digest: format!("{digest:012x}") })
+    Ok(Measured { time: median(times), digest: format!("{digest:012x}") })
 }
 
 /// Returns the median times in seconds of passes that give each of `n` sequences a token, that give one more sequence `chunk` tokens of
@@ -352,10 +351,7 @@ fn with_chunks(
             }
         }
     }
-    Ok(times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    }))
+    Ok(times.map(median))
 }
 
 /// Checks that all rows agree.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use half::bf16;
-use ryzanstein_benches::measure::{CallBuffers, Collective};
+use ryzanstein_benches::measure::{CallBuffers, Collective, median};
 use ryzanstein_benches::ranks;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::device::{Device, DeviceBuffer, Event};
@@ -270,9 +270,8 @@ fn timed<E: Into<anyhow::Error>>(
 }
 
 /// Returns the median on the rank where it is largest.
-fn slowest(group: &mut ProcessGroup, mut times: Vec<f64>) -> Result<f64> {
-    times.sort_by(f64::total_cmp);
-    let all = group.all_gather_object(&times[times.len() / 2])?;
+fn slowest(group: &mut ProcessGroup, times: Vec<f64>) -> Result<f64> {
+    let all = group.all_gather_object(&median(times))?;
     Ok(all.into_iter().fold(0.0, f64::max))
 }
 

@@ -17,7 +17,7 @@ pub use collective::{CallBuffers, Collective, CollectiveForm, UnknownCollective}
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 use pattern::{Patterns, longest_chain};
-pub use statistics::{Summary, slowest, summary};
+pub use statistics::{Summary, median, slowest, summary};
 
 /// Memory for collectives, and a clock that times them.
 pub trait Bench {

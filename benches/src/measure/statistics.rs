@@ -41,6 +41,11 @@ pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
     (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
 }
 
+/// Returns the median; zero without values.
+pub fn median(values: Vec<f64>) -> f64 {
+    summary(values).median_us
+}
+
 /// Returns the percentiles of latencies; all zero without latencies.
 pub fn summary(mut latencies: Vec<f64>) -> Summary {
     latencies.sort_by(f64::total_cmp);

@@ -4,6 +4,7 @@ use ryzanstein_process_group::units;
 
 use super::RecordedRow;
 use super::vary::Variant;
+use crate::measure;
 use ryzanstein_orchestrator::table::{Cell, Column, Screen, table};
 
 /// The measurements of an operation and size.
@@ -93,9 +94,7 @@ impl Line<'_> {
 }
 
 fn median(values: &[f64]) -> Option<f64> {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied()
+    (!values.is_empty()).then(|| measure::median(values.to_vec()))
 }
 
 #[cfg(test)]

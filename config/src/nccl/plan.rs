@@ -102,7 +102,7 @@ fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     match profile {
         NcclProfile::None => &[],
         NcclProfile::Inference => &[("NCCL_DEBUG", "WARN"), ("NCCL_MAX_CTAS", "16")],
-        // The maximum that NCCL accepts. Larger buffers were slower.
+        // The maximum that NCCL accepts.
         NcclProfile::Bandwidth => &[("NCCL_DEBUG", "WARN"), ("NCCL_MIN_CTAS", "64")],
         NcclProfile::Debug => &[
             ("NCCL_DEBUG", "INFO"),

@@ -5,13 +5,15 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
 use regex_automata::util::syntax;
 use regex_automata::{Input, MatchKind, PatternSet};
 use serde::Deserialize;
+
+use crate::types::sync::lock;
 
 /// A known error.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -104,7 +106,7 @@ impl Catalogue {
     /// Returns the patterns of a line, which is in lower case.
     fn patterns_of(&self, line: &str) -> PatternSet {
         let mut found = PatternSet::new(self.meanings.len());
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut states = lock(&self.states);
         self.patterns
             .try_which_overlapping_matches(&mut states, &Input::new(line), &mut found)
             .expect("no byte ends a search, and states may be built anew without limit");

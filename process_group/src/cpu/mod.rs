@@ -80,8 +80,8 @@ pub(crate) struct Host {
     settings: Settings,
     topology: Topology,
     paths: PathTable,
-    /// The paths and programs of earlier calls. The keys come from this rank's own calls, so the hash need not resist attacks; the
-    /// hash of the standard library took 600 more instructions per call.
+    /// The paths and programs of earlier calls. The keys come from this rank's own calls, so the hash need not resist attacks,
+    /// as the slower one of the standard library does.
     programs: HashMap<(CallFingerprint, bool), (Path, Arc<Compiled>)>,
     progress: Progress,
     history: History,

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::nvrtc::sys::nvrtcProgram;
 use ryzanstein_config::{ByteSize, file};
@@ -22,6 +22,7 @@ use super::libraries::Libraries;
 use super::nvrtc::Nvrtc;
 use super::symbols::foreign;
 use super::symbols::{Version, hex, text};
+use crate::types::sync::lock;
 
 /// Maximum size of a cached module, far more than any takes.
 const LARGEST_MODULE: ByteSize = ByteSize::mib(256);
@@ -54,7 +55,7 @@ impl Kernels {
         let nvrtc = self.nvrtc.as_ref().map_err(Clone::clone)?;
         let target = Target::choose(self.capability, &supported(&nvrtc.functions)?);
         let key = key(source, options, nvrtc.version, &target.option());
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         if let Some(module) = loaded.get(&key) {
             return Ok(Arc::clone(module));
         }

@@ -17,7 +17,6 @@ functions! {
         cublasLtMatmulDescSetAttribute,
         cublasLtMatrixLayoutCreate,
         cublasLtMatrixLayoutDestroy,
-        cublasLtMatrixLayoutSetAttribute,
         cublasLtMatmulPreferenceCreate,
         cublasLtMatmulPreferenceDestroy,
         cublasLtMatmulPreferenceSetAttribute,

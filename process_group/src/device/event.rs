@@ -113,14 +113,6 @@ impl Event {
 }
 
 impl Stream {
-    /// Waits until everything enqueued so far is done, or until the deadline. Returns true if it is done.
-    ///
-    /// # Errors
-    /// Errors of earlier work on the GPU.
-    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
-        self.end()?.wait_until(deadline)
-    }
-
     /// Returns the current end of the stream.
     fn end(&self) -> Result<Event, DeviceError> {
         let end = Event::new(self, false)?;

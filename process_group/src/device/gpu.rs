@@ -216,25 +216,12 @@ impl Device {
         self.context.bind()
     }
 
-    /// Returns the free bytes and all bytes. Both include other processes.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
-        self.context.free_and_total()
-    }
-
     /// Returns the bytes allocated by this rank, and the bytes that it may allocate.
     pub fn budget(&self) -> (u64, u64) {
         (self.context.budget.allocated(), self.context.budget.limit())
     }
 
-    /// Returns the memory that this rank has allocated, and how much of it is in use.
-    pub fn memory_use(&self) -> MemoryUse {
-        self.context.budget.memory_use()
-    }
-
-    /// Returns a handle that shows [`memory_use`](Self::memory_use) while the device exists, without keeping it alive.
+    /// Returns a handle that shows the rank's memory use while the device exists, without keeping it alive.
     pub fn memory_watch(&self) -> MemoryWatch {
         MemoryWatch(Arc::downgrade(&self.context))
     }
@@ -247,14 +234,6 @@ impl Device {
     /// For pools: notes that `bytes` of the kept bytes are used again, or freed.
     pub fn pool_gives(&self, bytes: u64) {
         self.context.budget.end_idle(bytes);
-    }
-
-    /// Returns an attribute of the GPU.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
-        attribute(&self.context.driver, self.context.ordinal, self.context.device(), which)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Repeatable work.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
 
@@ -8,6 +8,7 @@ use super::context::Context;
 use super::error::DeviceError;
 use super::stream::Stream;
 use super::symbols::foreign;
+use crate::types::sync::lock;
 
 /// Work recorded by [`Stream::capture`], which can be repeated any number of times, each at the cost of one launch.
 pub struct Graph {
@@ -51,7 +52,7 @@ impl Graph {
     /// Those of the driver.
     pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.bind()?;
-        let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.launching);
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
         let code =
             unsafe { foreign!(driver, self.context.driver.cuGraphLaunch(self.executable, stream.handle())) };

@@ -198,14 +198,6 @@ impl DeviceBuffer {
         })
     }
 
-    /// Returns a range of its elements.
-    ///
-    /// # Errors
-    /// When the range goes past the end.
-    pub fn slice(&self, range: Range<usize>) -> Result<DeviceSlice<'_>, DeviceError> {
-        Ok(DeviceSlice { memory: self.memory(&range)?, buffer: self })
-    }
-
     /// Returns a range of its elements, for writing.
     ///
     /// # Errors
@@ -249,20 +241,6 @@ impl BufferMut for DeviceBuffer {
         let (ordinal, address) = (self.context.ordinal, self.address);
         // SAFETY: as above, and the view borrows it alone.
         unsafe { ViewMut::on_device(self.dtype, DeviceMemory { ordinal, address, bytes: self.bytes() }) }
-    }
-}
-
-/// A range of the elements of a [`DeviceBuffer`].
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceSlice<'a> {
-    buffer: &'a DeviceBuffer,
-    memory: DeviceMemory,
-}
-
-impl Buffer for DeviceSlice<'_> {
-    fn view(&self) -> View<'_> {
-        // SAFETY: the memory is the buffer's, whose freeing waits for the GPU.
-        unsafe { View::on_device(self.buffer.dtype, self.memory) }
     }
 }
 

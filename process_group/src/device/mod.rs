@@ -58,7 +58,7 @@ pub use graph::Graph;
 #[doc(hidden)]
 pub use kernel::{Argument, Kernel, Launch, Module};
 pub use libraries::Libraries;
-pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+pub use memory::{DeviceBuffer, DeviceSliceMut};
 #[doc(hidden)]
 pub use nccl::{Nccl, NcclError};
 #[doc(hidden)]

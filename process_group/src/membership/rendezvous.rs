@@ -101,7 +101,7 @@ impl Rendezvous for MemoryRendezvous {
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         let started = Instant::now();
         let shared = &*self.shared;
-        let mut candidates = shared.candidates.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut candidates = lock(&shared.candidates);
         if candidates[self.rank.index()].replace(candidate).is_some() {
             return Err(Error::Rendezvous(format!("rank {} has joined already", self.rank)));
         }

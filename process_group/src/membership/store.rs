@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::types::rank::Rank;
+use crate::types::sync::lock;
 
 /// Maximum length of a key in bytes.
 pub const MAX_KEY: usize = 256;
@@ -193,7 +194,7 @@ pub fn check(key: &str, value: &[u8]) -> Result<()> {
 impl Store for MemoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         check(key, value)?;
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         entries.insert(key.to_owned(), value.to_vec());
         self.changed.notify_all();
         Ok(())
@@ -201,7 +202,7 @@ impl Store for MemoryStore {
 
     fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
         let started = Instant::now();
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         loop {
             if let Some(value) = entries.get(key) {
                 return Ok(value.clone());
@@ -221,7 +222,7 @@ impl Store for MemoryStore {
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
         check(key, &[])?;
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let value = entries.entry(key.to_owned()).or_insert_with(|| 0i64.to_le_bytes().to_vec());
         let Ok(bytes) = <[u8; 8]>::try_from(value.as_slice()) else {
             return Err(Error::invalid(format!("store key `{key}` holds no counter")));

@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -20,6 +20,7 @@ use crate::paths::Path;
 use crate::types::dtype::DType;
 use crate::types::metric_names as names;
 use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
+use crate::types::sync::lock;
 
 /// Settings of the record: its content, the limits of slow calls, and the interval of their warnings.
 #[derive(Clone, Copy, Debug)]
@@ -280,7 +281,7 @@ impl Profile {
     /// their groups.
     pub(crate) fn close(&self) {
         self.fetch();
-        self.timings.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.timings).take();
         self.groups.decrement(1);
     }
 
@@ -349,7 +350,7 @@ impl Profile {
 
     /// Adds the calls that the GPU has finished.
     fn fetch(&self) {
-        let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let timings = lock(&self.timings).clone();
         let Some(timings) = timings else { return };
         for TimedCall { call, path, time } in timings.take() {
             if !self.records() {
@@ -406,7 +407,7 @@ impl Profile {
             size: bytes.next_power_of_two().trailing_zeros() as u8,
             path,
         };
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let Entries { all, recent, newest } = &mut *entries;
         act(find(all, recent, &class, || self.entry(&class)), newest, bytes)
     }
@@ -477,7 +478,7 @@ impl Profile {
     /// Returns all rows, by operation, type, size and path.
     pub fn rows(&self) -> Vec<ProfileRow> {
         self.fetch();
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = lock(&self.entries);
         let mut classes: Vec<_> = entries.all.iter().map(|(c, e)| (c, e)).collect();
         classes.sort_by_key(|(c, _)| (c.operation, c.reduction, c.dtype, c.size, c.path));
         classes.into_iter().map(|(class, entry)| self.row(class, entry)).collect()
@@ -519,7 +520,7 @@ impl Profile {
 
     /// Returns the number of calls of an operation so far, of any size.
     pub fn calls(&self, operation: &str) -> u64 {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = lock(&self.entries);
         entries
             .all
             .iter()
@@ -530,7 +531,7 @@ impl Profile {
 
     /// Returns the summary of all calls. It does not query a GPU, so it may be called at any time.
     pub(crate) fn summary(&self) -> CallSummary {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = lock(&self.entries);
         let calls = entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum();
         CallSummary { calls, recent: entries.newest.latency() }
     }
@@ -538,7 +539,7 @@ impl Profile {
     /// Clears all records, for instance after a warm-up.
     pub fn clear(&self) {
         self.fetch();
-        *self.entries.lock().unwrap_or_else(PoisonError::into_inner) = Entries::default();
+        *lock(&self.entries) = Entries::default();
     }
 }
 

@@ -14,8 +14,7 @@ pub(crate) fn nccl_table(world_size: usize) -> PathTable {
 pub const PEER_TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Returns the maximum number of bytes of an all-reduce, and above two ranks of a broadcast, that takes one step; also the size of a
-/// slot in the GPU memory that ranks share. Longer arrays take two steps, which send less. Up to 4 ranks the limit is measured;
-/// above, it is estimated from the bytes that a rank sends.
+/// slot in the GPU memory that ranks share. Longer arrays take two steps, which send less.
 pub const fn one_shot_most(world_size: usize) -> usize {
     match world_size {
         0..=2 => 2 << 20,

@@ -180,7 +180,12 @@ impl Builder<'_> {
 
     /// Returns one operand from each rank in rank order, with `own` for this rank.
     pub(super) fn in_rank_order(&self, own: Region) -> Vec<Source> {
-        (0..self.n).map(|r| if r == self.rank { Source::Own(own) } else { Source::Peer(r) }).collect()
+        self.in_order(0..self.n, own)
+    }
+
+    /// Returns one operand from each of these ranks, in their order, with `own` for this rank.
+    pub(super) fn in_order(&self, ranks: impl Iterator<Item = usize>, own: Region) -> Vec<Source> {
+        ranks.map(|r| if r == self.rank { Source::Own(own) } else { Source::Peer(r) }).collect()
     }
 
     /// Returns two operands, the lower rank's first.

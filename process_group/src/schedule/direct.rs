@@ -1,7 +1,10 @@
 //! Every rank exchanges with every other at once.
 
-use super::build::{Builder, CollectiveSpec};
+use std::ops::Range;
+
+use super::build::{Builder, CollectiveSpec, chunk_range};
 use super::cost::{Traffic, flat};
+use super::program::Space;
 use super::{Hosts, Programs, tree, unsuited};
 use crate::types::operation::Operation::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Recv, Reduce, ReduceScatter, Scatter,
@@ -21,8 +24,10 @@ impl Programs for Direct {
 
     fn build(&self, b: &mut Builder<'_>) {
         match b.spec.operation {
-            AllReduce(_) if is_one_shot(&b.spec) => all_reduce_one_shot(b),
-            AllReduce(_) => all_reduce_two_shot(b),
+            AllReduce(_) => {
+                let ranks: Vec<usize> = (0..b.n).collect();
+                all_reduce(b, (&ranks, b.rank), (Space::Input, b.all()), is_one_shot(&b.spec));
+            }
             Broadcast { root } => tree::broadcast(b, root, star),
             Reduce { root, .. } => reduce(b, root.index()),
             AllGather => all_gather(b),
@@ -71,26 +76,34 @@ fn star(place: usize, n: usize) -> (Option<usize>, Vec<usize>) {
     if place == 0 { (None, (1..n).collect()) } else { (Some(0), vec![]) }
 }
 
-fn all_reduce_one_shot(b: &mut Builder<'_>) {
-    let input = b.input(b.all());
-    for to in b.others() {
-        b.send(to, input);
+/// All-reduces a part of the vector among some ranks, of which this one is at `index`. Its own elements are in `space`.
+pub(super) fn all_reduce(
+    b: &mut Builder<'_>,
+    (ranks, index): (&[usize], usize),
+    (space, part): (Space, Range<usize>),
+    is_one_shot: bool,
+) {
+    let n = ranks.len();
+    // The next rank comes first: at any time all ranks send to different ones.
+    let others = (1..n).map(|distance| (index + distance) % n);
+    let reduced_by = |index| {
+        let piece = if is_one_shot { 0..part.len() } else { chunk_range(part.len(), n, index) };
+        part.start + piece.start..part.start + piece.end
+    };
+    for other in others.clone() {
+        b.send(ranks[other], b.region(space, reduced_by(other)));
     }
-    b.reduce_into(b.output(b.all()), b.in_rank_order(input), true);
-}
-
-fn all_reduce_two_shot(b: &mut Builder<'_>) {
-    for to in b.others() {
-        b.send(to, b.input(b.vector_chunk(to)));
+    let mine = reduced_by(index);
+    let (terms, sum) = (b.region(space, mine.clone()), b.output(mine));
+    b.reduce_into(sum, b.in_order(ranks.iter().copied(), terms), true);
+    if is_one_shot {
+        return;
     }
-    let mine = b.vector_chunk(b.rank);
-    let reduced = b.output(mine.clone());
-    b.reduce_into(reduced, b.in_rank_order(b.input(mine)), true);
-    for to in b.others() {
-        b.send(to, reduced);
+    for other in others.clone() {
+        b.send(ranks[other], sum);
     }
-    for from in b.others() {
-        b.receive(from, b.output(b.vector_chunk(from)));
+    for other in others {
+        b.receive(ranks[other], b.output(reduced_by(other)));
     }
 }
 

@@ -1,11 +1,9 @@
 //! All-reduce on two levels: links within a host are fast, and the hosts share slow ones.
 
-use std::ops::Range;
-
 use super::build::{Builder, CollectiveSpec, chunk_range};
 use super::cost::Traffic;
-use super::program::{Region, Source};
-use super::{Hosts, Programs};
+use super::program::Space;
+use super::{Hosts, Programs, direct};
 use crate::types::operation::Operation;
 
 /// Maximum number of elements for which hosts exchange whole chunks instead of pieces.
@@ -80,10 +78,14 @@ fn all_reduce(b: &mut Builder<'_>) {
         if others.is_empty() {
             b.copy(input, output);
         } else {
-            b.reduce_into(output, sources(b, siblings, input), hosts.count() == 1);
+            let sources = b.in_order(siblings.iter().copied(), input);
+            b.reduce_into(output, sources, hosts.count() == 1);
         }
         let counterparts: Vec<usize> = hosts.ranks().iter().map(|ranks| ranks[place]).collect();
-        all_reduce_between(b, &counterparts, host, mine);
+        if let n @ 2.. = counterparts.len() {
+            let is_one_shot = exchanges_whole(n, mine.len());
+            direct::all_reduce(b, (&counterparts, host), (Space::Output, mine), is_one_shot);
+        }
         for other in &others {
             b.send(siblings[*other], output);
         }
@@ -91,40 +93,4 @@ fn all_reduce(b: &mut Builder<'_>) {
     for chunk in with_chunk() {
         b.receive(siblings[chunk], b.output(chunk_range(count, chunks, chunk)));
     }
-}
-
-/// All-reduces a part of the output among these ranks. This rank is at `index`.
-fn all_reduce_between(b: &mut Builder<'_>, ranks: &[usize], index: usize, part: Range<usize>) {
-    let n = ranks.len();
-    if n == 1 {
-        return;
-    }
-    let others: Vec<usize> = (1..n).map(|d| (index + d) % n).collect();
-    let whole = b.output(part.clone());
-    if exchanges_whole(n, part.len()) {
-        for other in others {
-            b.send(ranks[other], whole);
-        }
-        return b.reduce_into(whole, sources(b, ranks, whole), true);
-    }
-    let piece = |b: &Builder<'_>, index: usize| {
-        let range = chunk_range(part.len(), n, index);
-        b.output(part.start + range.start..part.start + range.end)
-    };
-    for other in &others {
-        b.send(ranks[*other], piece(b, *other));
-    }
-    let mine = piece(b, index);
-    b.reduce_into(mine, sources(b, ranks, mine), true);
-    for other in &others {
-        b.send(ranks[*other], mine);
-    }
-    for other in &others {
-        b.receive(ranks[*other], piece(b, *other));
-    }
-}
-
-/// Returns one operand from each of these ranks, in their order.
-fn sources(b: &Builder<'_>, ranks: &[usize], own: Region) -> Vec<Source> {
-    ranks.iter().map(|r| if *r == b.rank { Source::Own(own) } else { Source::Peer(*r) }).collect()
 }

@@ -56,8 +56,7 @@ const COMPUTE: usize = 0;
 /// Index of the stream of asynchronous calls.
 const SIDE: usize = 1;
 
-/// Minimum time between two marks after consecutive calls on the compute stream: a mark is an event, which costs the GPU as much as
-/// a third of a short call.
+/// Minimum time between two marks after consecutive calls on the compute stream: a mark is an event, which takes time on the GPU.
 const MARK_INTERVAL: Duration = Duration::from_micros(100);
 /// Maximum number of marks on the compute stream at a time. Calls beyond them are waited for with the next mark.
 const MAX_MARKS: usize = 512;

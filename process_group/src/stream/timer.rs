@@ -11,8 +11,7 @@ use crate::paths::Path;
 use crate::types::operation::CallFingerprint;
 use crate::types::sync::lock;
 
-/// Minimum time between two timed calls of a kind: the two events around one cost the GPU 6 microseconds, as much as a short call,
-/// and the host more than two.
+/// Minimum time between two timed calls of a kind: the two events around one take the GPU as long as a short call.
 const INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of timed calls of a stream that have not been read.
 const MAX_PENDING: usize = 256;

@@ -45,7 +45,7 @@ impl MappedFile {
     /// Requests read-ahead of a range.
     pub(crate) fn will_need(&self, range: &Range<usize>) {
         // A length of 0 would mean the rest of the file. The advice is given for the file, not for the map: a call for the map
-        // takes three times as long, and a matrix sharded by columns needs one call for each row.
+        // takes longer, and a matrix sharded by columns needs one call for each row.
         let Some(length) = NonZeroU64::new(range.len() as u64) else { return };
         let _ =
             rustix::fs::fadvise(&self.file, range.start as u64, Some(length), rustix::fs::Advice::WillNeed);

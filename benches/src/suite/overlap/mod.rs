@@ -81,7 +81,7 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
     }
     let reducing = (0..=request.steps).map(|_| pass.time(|pass| ways[0].step(pass, false)));
     let reducing = reducing.collect::<Result<Vec<f64>, Error>>()?;
-    let reducing = pass.median_us(&reducing)?;
+    let reducing = median_us(pass.group, &reducing)?;
     pass.compute = Compute::calibrated(reducing / request.parameters as f64, pass.group)?;
 
     // All in turn, so that other activity of the machine affects all alike.
@@ -94,10 +94,10 @@ pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<
             step.push(pass.time(|pass| way.step(pass, true))?);
         }
     }
-    let compute_us = pass.median_us(&computing)?;
+    let compute_us = median_us(pass.group, &computing)?;
     let (mut rows, mut errors): (Vec<OverlapRow>, u64) = (Vec::new(), 0);
     for (way, (alone, step)) in ways.iter_mut().zip(times) {
-        let (alone_us, step_us) = (pass.median_us(&alone)?, pass.median_us(&step)?);
+        let (alone_us, step_us) = (median_us(pass.group, &alone)?, median_us(pass.group, &step)?);
         let unhidden = rows.first().map_or(step_us, |first| first.step_us);
         rows.push(OverlapRow::new(
             way.bucket_bytes(),
@@ -156,11 +156,6 @@ impl<'a> Pass<'a> {
         work(self)?;
         self.group.synchronize()?;
         Ok(started.elapsed().as_secs_f64())
-    }
-
-    /// Returns the median of all but the first, each on its slowest rank, in microseconds.
-    fn median_us(&mut self, seconds: &[f64]) -> Result<f64, Error> {
-        median_us(self.group, seconds)
     }
 }
 

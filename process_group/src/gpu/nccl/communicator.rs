@@ -6,7 +6,7 @@
 //!
 //! Bootstrap and abort communicator do not block: creation and split are started and then polled, so that a lost rank blocks no
 //! other rank beyond the deadline. The launch communicator does block until NCCL has enqueued a call, because NCCL starts a thread
-//! for each call on a non-blocking communicator, which costs ten times as much as the call. If a call stays inside NCCL (a peer is
+//! for each call on a non-blocking communicator, which takes longer than the call. If a call stays inside NCCL (a peer is
 //! lost before it has connected, or the GPU accepts no more work), aborting the abort communicator, which no caller ever uses, ends
 //! it; only then is the launch communicator freed.
 

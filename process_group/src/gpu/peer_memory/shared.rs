@@ -1,6 +1,6 @@
 //! The memory that the ranks of a node share: each rank allocates its part, all ranks open it, and verify it before use.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use crate::membership::roster::Member;
 use crate::membership::store::{Store, group_key};
 use crate::paths::gpu::PEER_RANKS;
 use crate::types::dtype::DType;
+use crate::types::sync::lock;
 
 /// The value of every byte of a slot before a rank pushes into it: the words that kernels call armed.
 const ARMED: u8 = 0xff;
@@ -198,7 +199,7 @@ fn offer(device: &Device, bytes: usize) -> std::result::Result<(Arc<DeviceBuffer
     let mut id = [0; 16];
     getrandom::fill(&mut id)
         .map_err(|error| DeviceError::invalid(format!("the system gives no random bytes: {error}")))?;
-    let mut of_this_process = OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut of_this_process = lock(&OF_THIS_PROCESS);
     of_this_process.retain(|(_, buffer)| buffer.strong_count() > 0);
     of_this_process.push((id, Arc::downgrade(&own)));
     let offer = Offer { id, handle: own.handle(device)?, gpu: device.info().uuid.clone() };
@@ -212,7 +213,7 @@ fn open(device: &Device, position: usize, offers: &[Offer]) -> std::result::Resu
         if rank == position {
             return Ok(Peer::Own);
         }
-        let of_this_process = OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_this_process = lock(&OF_THIS_PROCESS);
         let found =
             of_this_process.iter().find(|(id, _)| *id == offer.id).map(|(_, buffer)| buffer.upgrade());
         drop(of_this_process);

@@ -4,6 +4,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
+use ryzanstein_benches::measure::median;
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::device::LibrarySearch;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
@@ -99,8 +100,7 @@ fn timed(group: &mut ryzanstein_process_group::ProcessGroup) -> ryzanstein_proce
         group.all_reduce(&mut buffer, ReduceOp::Sum)?;
         times.push(started.elapsed().as_secs_f64() * 1e6);
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[CALLS / 2])
+    Ok(median(times))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ mod rules;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, missing_ranks};
 use crate::membership::roster::Member;
 use crate::stream::call_log::{CallLog, Divergence};
 use crate::stream::capture::GraphCalls;
@@ -26,7 +26,7 @@ use crate::stream::messages::{MessageCounts, PeerSet, UnmatchedMessage, peer};
 use crate::stream::pending::{PendingCall, PendingCalls};
 use crate::types::blame;
 use crate::types::operation::CallFingerprint;
-use crate::types::rank::{self, Rank};
+use crate::types::rank::Rank;
 use heartbeats::Heartbeats;
 
 /// Timeout for the other members' progress at a deadline.
@@ -703,11 +703,9 @@ impl Core {
         let error = match expired {
             Expired::Here { what, waited } => self.timeout(what, waited, missing),
             Expired::At { rank, what } => {
-                let names = match (self.unresponsive(&missing), missing.as_slice()) {
-                    (Some(member), _) => format!("rank {} is unresponsive", member.rank),
-                    (None, []) => "every rank is there, but not finished".into(),
-                    (None, [one]) => format!("rank {one} is not there"),
-                    (None, many) => format!("ranks {} are not there", rank::list(many)),
+                let names = match self.unresponsive(&missing) {
+                    Some(member) => format!("rank {} is unresponsive", member.rank),
+                    None => missing_ranks(&missing),
                 };
                 Error::PeerAborted { rank, reason: format!("{what}: {names}") }
             }
