@@ -3,7 +3,7 @@
 use ryzanstein_config::Config;
 
 use super::spin::SpinPolicy;
-use super::{Host, Settings, decline};
+use super::{CpuGroup, Settings, decline};
 use crate::error::{Error, Result};
 use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
 use crate::link::mesh::{Mesh, Unconnected};
@@ -56,8 +56,8 @@ impl BackendFactory for Factory {
             decline(me, &group.members, connections, &error);
             error
         })?;
-        let mut host = Host::new(group.name, group.rank, &group.members, connections, settings);
-        host.meet(group.deadline)?;
+        let mut host = CpuGroup::new(group.name, group.rank, &group.members, connections, settings);
+        host.negotiate(group.deadline)?;
         Ok(AnyBackend::Host(Box::new(host)))
     }
 }

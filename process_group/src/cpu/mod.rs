@@ -8,7 +8,7 @@ mod compiled;
 mod executor;
 mod factory;
 mod link;
-mod meet;
+mod negotiate;
 mod poll;
 pub(crate) mod reduce;
 mod shared;
@@ -70,7 +70,7 @@ pub(crate) struct Settings {
 }
 
 /// One rank's end of a group.
-pub(crate) struct Host {
+pub(crate) struct CpuGroup {
     group: String,
     rank: Rank,
     global_rank: Rank,
@@ -88,7 +88,7 @@ pub(crate) struct Host {
     scratch: AlignedBytes,
 }
 
-impl Host {
+impl CpuGroup {
     /// Creates the rank's end. `members` are in group order; `rank` is the position of this rank among them.
     pub(crate) fn new(
         group: &str,
@@ -146,7 +146,7 @@ impl Host {
 ///
 /// # Errors
 /// Those of the system.
-pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
+pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<CpuGroup>> {
     let mut ranks: Vec<Vec<Option<Channel>>> = Vec::new();
     for _ in 0..world_size {
         let mut links = Vec::new();
@@ -180,12 +180,12 @@ pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<Host>> {
     let hosts = Rank::all(world_size).zip(ranks).map(|(rank, links)| {
         let links =
             Peers::complete(rank.index(), links).unwrap_or_else(|_| unreachable!("each two have a link"));
-        Host::new(group, rank, &members, links, settings.clone())
+        CpuGroup::new(group, rank, &members, links, settings.clone())
     });
     Ok(hosts.collect())
 }
 
-impl Backend for Host {
+impl Backend for CpuGroup {
     fn kind(&self) -> BackendKind {
         BackendKind::Tcp
     }
@@ -279,7 +279,7 @@ fn control(kind: Kind, rank: Rank, length: usize) -> Header {
     Header { kind, fingerprint, algorithm: Algorithm::Direct, sequence: 0, length, rank }
 }
 
-impl Drop for Host {
+impl Drop for CpuGroup {
     fn drop(&mut self) {
         let goodbye = control(Kind::Goodbye, self.global_rank, 0);
         for link in self.links.iter_mut().filter(|l| l.closed.is_none()) {

@@ -19,12 +19,12 @@ use crate::types::operation::ReduceOp;
 use crate::types::rank::{Epoch, LocalRank};
 
 /// Returns one rank of a group on one host whose links are these streams.
-fn host(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> Host {
+fn host(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> CpuGroup {
     on_hosts(rank, &vec!["here"; n], settings, streams)
 }
 
 /// Returns one rank of a group with a rank on each of these hosts.
-fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<TcpStream>) -> Host {
+fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<TcpStream>) -> CpuGroup {
     let members = Rank::all(hosts.len()).zip(hosts);
     let members: Vec<Member> =
         members.map(|(rank, host)| Member { host: (*host).into(), ..member(rank) }).collect();
@@ -33,7 +33,7 @@ fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<Tc
         Channel::clear(stream.try_into().unwrap())
     });
     let members: Vec<&Member> = members.iter().collect();
-    Host::new("tested", Rank(rank as u32), &members, connections, settings)
+    CpuGroup::new("tested", Rank(rank as u32), &members, connections, settings)
 }
 
 fn settings(spin: Duration) -> Settings {
@@ -53,7 +53,7 @@ fn connection() -> (TcpStream, TcpStream) {
 }
 
 /// Returns rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
-fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
+fn rank_0_of(n: usize, spin: Duration) -> (CpuGroup, Vec<TcpStream>) {
     let (mine, theirs) = (1..n).map(|_| connection()).unzip();
     (host(0, n, settings(spin), mine), theirs)
 }
@@ -96,7 +96,7 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
 }
 
 /// Returns rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
-fn rank_0_sharing(spin: Duration) -> (Host, shared::ByteQueues, TcpStream) {
+fn rank_0_sharing(spin: Duration) -> (CpuGroup, shared::ByteQueues, TcpStream) {
     let (mut host, mut peers) = rank_0_of(2, spin);
     let [(mine, doorbell), (theirs, _)] = pair(false);
     host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
@@ -247,7 +247,7 @@ fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
         let settings = Settings { shared_memory: *shared_memory, ..settings(Duration::ZERO) };
         let mut host = on_hosts(rank, &hosts, settings, streams);
         std::thread::spawn(move || {
-            host.meet(Instant::now() + LATE).unwrap();
+            host.negotiate(Instant::now() + LATE).unwrap();
             let shared = host.links.pairs().filter(|(_, link)| link.is_shared()).count();
             for sequence in 1..100 {
                 host.submit(call(Operation::Barrier, sequence, LATE, None)).unwrap();
@@ -329,7 +329,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     let mut other = peers.pop().unwrap();
     drop(peers);
-    let error = host.meet(Instant::now() + LATE).unwrap_err();
+    let error = host.negotiate(Instant::now() + LATE).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
     drop(host);
     other.set_read_timeout(Some(LATE)).unwrap();
@@ -346,7 +346,7 @@ fn a_rank_that_does_not_make_the_group_is_named() {
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
     peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
-    let error = host.meet(Instant::now() + Duration::from_millis(300)).unwrap_err();
+    let error = host.negotiate(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }
 
@@ -399,7 +399,7 @@ fn a_forced_path_is_taken_by_calls_made_before_too() {
     let (mut host, _peers) = rank_0_of(4, Duration::ZERO);
     let call =
         CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 1000 };
-    let path = |host: &mut Host| host.program(call, true).unwrap().0;
+    let path = |host: &mut CpuGroup| host.program(call, true).unwrap().0;
     let chosen = path(&mut host);
     for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
         host.force(Some(Path::Tcp(algorithm))).unwrap();

@@ -41,7 +41,7 @@ pub struct DeviceMemory {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Place<'a> {
+enum Location<'a> {
     Host(&'a [u8]),
     Device(DeviceMemory),
     /// Memory whose address is unknown until it is ordered on a stream.
@@ -49,7 +49,7 @@ enum Place<'a> {
 }
 
 #[derive(Debug)]
-enum PlaceMut<'a> {
+enum LocationMut<'a> {
     Host(&'a mut [u8]),
     Device(DeviceMemory),
     Tracked(&'a mut dyn TrackedMut),
@@ -59,14 +59,14 @@ enum PlaceMut<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     dtype: DType,
-    place: Place<'a>,
+    place: Location<'a>,
 }
 
 /// A writable, correctly aligned run of elements, in host memory or in the memory of a GPU.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     dtype: DType,
-    place: PlaceMut<'a>,
+    place: LocationMut<'a>,
 }
 
 fn check(dtype: DType, address: usize, bytes: usize) -> Result<()> {
@@ -107,12 +107,12 @@ impl<'a> View<'a> {
     /// Interprets raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
     pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<Self> {
         check(dtype, bytes.as_ptr().addr(), bytes.len())?;
-        Ok(Self { dtype, place: Place::Host(bytes) })
+        Ok(Self { dtype, place: Location::Host(bytes) })
     }
 
     /// Views the elements of a slice.
     pub fn of<T: Element>(slice: &'a [T]) -> Self {
-        Self { dtype: T::DTYPE, place: Place::Host(bytemuck::cast_slice(slice)) }
+        Self { dtype: T::DTYPE, place: Location::Host(bytemuck::cast_slice(slice)) }
     }
 
     /// Views elements in the memory of a GPU.
@@ -124,7 +124,7 @@ impl<'a> View<'a> {
     /// itself enqueued behind the call, as that of [`DeviceBuffer`](crate::device::DeviceBuffer), needs no further care.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
-        Self { dtype, place: Place::Device(memory) }
+        Self { dtype, place: Location::Device(memory) }
     }
 
     /// Returns the element type.
@@ -140,18 +140,18 @@ impl<'a> View<'a> {
     /// Returns the number of bytes.
     pub fn byte_len(&self) -> usize {
         match self.place {
-            Place::Host(bytes) => bytes.len(),
-            Place::Device(memory) => memory.bytes,
-            Place::Tracked(slice) => slice.bytes(),
+            Location::Host(bytes) => bytes.len(),
+            Location::Device(memory) => memory.bytes,
+            Location::Tracked(slice) => slice.bytes(),
         }
     }
 
     /// Returns the location of the elements.
     pub fn memory(&self) -> Memory {
         match self.place {
-            Place::Host(_) => Memory::Host,
-            Place::Device(memory) => Memory::Device(memory.ordinal),
-            Place::Tracked(slice) => Memory::Device(ordinal(slice)),
+            Location::Host(_) => Memory::Host,
+            Location::Device(memory) => Memory::Device(memory.ordinal),
+            Location::Tracked(slice) => Memory::Device(ordinal(slice)),
         }
     }
 
@@ -161,8 +161,8 @@ impl<'a> View<'a> {
     /// [`Error::Invalid`] when it is not host memory.
     pub fn host(&self) -> Result<&'a [u8]> {
         match self.place {
-            Place::Host(bytes) => Ok(bytes),
-            Place::Device(_) | Place::Tracked(_) => Err(not_host(self.memory())),
+            Location::Host(bytes) => Ok(bytes),
+            Location::Device(_) | Location::Tracked(_) => Err(not_host(self.memory())),
         }
     }
 
@@ -178,20 +178,20 @@ impl<'a> View<'a> {
     /// Returns the memory, if it is a GPU's. For a slice of cudarc it is known only within a call, which orders the slice.
     pub fn device(&self) -> Option<DeviceMemory> {
         match self.place {
-            Place::Host(_) | Place::Tracked(_) => None,
-            Place::Device(memory) => Some(memory),
+            Location::Host(_) | Location::Tracked(_) => None,
+            Location::Device(memory) => Some(memory),
         }
     }
 
     /// Views the elements of a slice of cudarc.
     pub(crate) fn tracked(dtype: DType, slice: &'a dyn Tracked) -> Self {
-        Self { dtype, place: Place::Tracked(slice) }
+        Self { dtype, place: Location::Tracked(slice) }
     }
 
     /// Returns the slice of cudarc, while it has not been ordered on a stream.
     pub(crate) fn slice(&self) -> Option<&'a dyn Tracked> {
         match self.place {
-            Place::Tracked(slice) => Some(slice),
+            Location::Tracked(slice) => Some(slice),
             _ => None,
         }
     }
@@ -204,7 +204,8 @@ impl<'a> View<'a> {
     {
         let slice = self.slice()?;
         let (address, enqueued) = slice.read_on(stream);
-        self.place = Place::Device(DeviceMemory { ordinal: ordinal(slice), address, bytes: slice.bytes() });
+        self.place =
+            Location::Device(DeviceMemory { ordinal: ordinal(slice), address, bytes: slice.bytes() });
         Some(enqueued)
     }
 }
@@ -213,12 +214,12 @@ impl<'a> ViewMut<'a> {
     /// Interprets raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
     pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<Self> {
         check(dtype, bytes.as_ptr().addr(), bytes.len())?;
-        Ok(Self { dtype, place: PlaceMut::Host(bytes) })
+        Ok(Self { dtype, place: LocationMut::Host(bytes) })
     }
 
     /// Views the elements of a slice.
     pub fn of<T: Element>(slice: &'a mut [T]) -> Self {
-        Self { dtype: T::DTYPE, place: PlaceMut::Host(bytemuck::cast_slice_mut(slice)) }
+        Self { dtype: T::DTYPE, place: LocationMut::Host(bytemuck::cast_slice_mut(slice)) }
     }
 
     /// Views elements in the memory of a GPU.
@@ -227,15 +228,15 @@ impl<'a> ViewMut<'a> {
     /// As [`View::on_device`], and nothing reads it either until then.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
-        Self { dtype, place: PlaceMut::Device(memory) }
+        Self { dtype, place: LocationMut::Device(memory) }
     }
 
     /// Returns the same elements, to read.
     pub fn as_view(&self) -> View<'_> {
         let place = match &self.place {
-            PlaceMut::Host(bytes) => Place::Host(bytes),
-            PlaceMut::Device(memory) => Place::Device(*memory),
-            PlaceMut::Tracked(slice) => Place::Tracked(&**slice),
+            LocationMut::Host(bytes) => Location::Host(bytes),
+            LocationMut::Device(memory) => Location::Device(*memory),
+            LocationMut::Tracked(slice) => Location::Tracked(&**slice),
         };
         View { dtype: self.dtype, place }
     }
@@ -267,8 +268,8 @@ impl<'a> ViewMut<'a> {
     pub fn host(&mut self) -> Result<&mut [u8]> {
         let memory = self.memory();
         match &mut self.place {
-            PlaceMut::Host(bytes) => Ok(bytes),
-            PlaceMut::Device(_) | PlaceMut::Tracked(_) => Err(not_host(memory)),
+            LocationMut::Host(bytes) => Ok(bytes),
+            LocationMut::Device(_) | LocationMut::Tracked(_) => Err(not_host(memory)),
         }
     }
 
@@ -288,7 +289,7 @@ impl<'a> ViewMut<'a> {
 
     /// Views the elements of a slice of cudarc.
     pub(crate) fn tracked(dtype: DType, slice: &'a mut dyn TrackedMut) -> Self {
-        Self { dtype, place: PlaceMut::Tracked(slice) }
+        Self { dtype, place: LocationMut::Tracked(slice) }
     }
 
     /// As [`View::order`], for the work that reads or writes the slice. Work enqueued until the result is dropped writes it.
@@ -298,11 +299,12 @@ impl<'a> ViewMut<'a> {
     {
         let slice = self.as_view().slice()?;
         let memory = DeviceMemory { ordinal: ordinal(slice), address: 0, bytes: slice.bytes() };
-        let PlaceMut::Tracked(slice) = std::mem::replace(&mut self.place, PlaceMut::Device(memory)) else {
+        let LocationMut::Tracked(slice) = std::mem::replace(&mut self.place, LocationMut::Device(memory))
+        else {
             return None;
         };
         let (address, enqueued) = slice.write_on(stream);
-        self.place = PlaceMut::Device(DeviceMemory { address, ..memory });
+        self.place = LocationMut::Device(DeviceMemory { address, ..memory });
         Some(enqueued)
     }
 }

@@ -78,7 +78,7 @@ impl AbortReasons {
 
     /// Stores this rank's reason; also one that another rank reported, since a rank that loses this rank cannot know that it only
     /// passed the reason on.
-    fn leave(&self, error: &Error) {
+    fn publish(&self, error: &Error) {
         // The error itself counts; a failure to store it is no news to a rank that has lost the store.
         let _ = self.store.set(&self.key(self.rank), error.to_string().as_bytes());
     }
@@ -332,10 +332,10 @@ impl GroupInner {
     /// Gives the group up: tells the other ranks, and rejects every later call. Returns the error, or the one that caused it.
     fn fail(&self, core: &mut Core, error: Error) -> Error {
         // The watchdog of a group on GPUs has links without data, which are never in the middle of a frame: they can carry reasons.
-        let words = self.abort_reasons.as_ref().filter(|_| core.backend.stream().is_none());
+        let reasons = self.abort_reasons.as_ref().filter(|_| core.backend.stream().is_none());
         let found = match error {
             Error::PeerLost { rank, .. } => {
-                words.and_then(|words| words.of(rank)).map(|reason| (rank, reason))
+                reasons.and_then(|reasons| reasons.of(rank)).map(|reason| (rank, reason))
             }
             _ => None,
         };
@@ -343,8 +343,8 @@ impl GroupInner {
         // The links come first: they deliver the reason at once, while the store may cause a wait.
         core.backend.backend_mut().abort(&error);
         core.failed = Some(Arc::new(error.clone()));
-        if let Some(words) = words {
-            words.leave(&error);
+        if let Some(reasons) = reasons {
+            reasons.publish(&error);
         }
         core.recorder.fail(Instant::now());
         core.recorder.give_up(&error);

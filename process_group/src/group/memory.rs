@@ -12,11 +12,11 @@ use crate::types::dtype::{DType, Element, with_element};
 pub(super) struct GroupMemory {
     dtype: DType,
     count: usize,
-    place: Place,
+    place: Storage,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Storage {
     /// Aligned for every element type.
     Host(Vec<u64>),
     Device(DeviceBuffer, Stream),
@@ -30,7 +30,7 @@ impl GroupMemory {
             own.write(values)?;
             return Ok(own);
         };
-        let place = Place::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone());
+        let place = Storage::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone());
         Ok(Self { dtype: T::DTYPE, count: values.len(), place })
     }
 
@@ -39,9 +39,9 @@ impl GroupMemory {
         let place = if let Some(device) = device {
             let mut buffer = DeviceBuffer::new(device, dtype, count)?;
             buffer.zero(device.stream(), 0..count)?;
-            Place::Device(buffer, device.stream().clone())
+            Storage::Device(buffer, device.stream().clone())
         } else {
-            Place::Host(vec![0; (count * dtype.size()).div_ceil(size_of::<u64>())])
+            Storage::Host(vec![0; (count * dtype.size()).div_ceil(size_of::<u64>())])
         };
         Ok(Self { dtype, count, place })
     }
@@ -57,8 +57,8 @@ impl GroupMemory {
             )));
         }
         match &mut self.place {
-            Place::Device(buffer, stream) => buffer.write(stream, values)?,
-            Place::Host(words) => {
+            Storage::Device(buffer, stream) => buffer.write(stream, values)?,
+            Storage::Host(words) => {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
                 bytes[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
             }
@@ -70,10 +70,10 @@ impl GroupMemory {
     pub(super) fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         debug_assert_eq!(T::DTYPE, self.dtype);
         match &self.place {
-            Place::Host(words) => {
+            Storage::Host(words) => {
                 Ok(bytemuck::cast_slice(&bytemuck::cast_slice::<_, u8>(words)[..self.bytes()]).to_vec())
             }
-            Place::Device(buffer, stream) => Ok(buffer.to_vec(stream)?),
+            Storage::Device(buffer, stream) => Ok(buffer.to_vec(stream)?),
         }
     }
 
@@ -85,24 +85,24 @@ impl GroupMemory {
     pub(super) fn host(&mut self, elements: Range<usize>) -> Option<&mut [u8]> {
         let size = self.dtype.size();
         match &mut self.place {
-            Place::Host(words) => {
+            Storage::Host(words) => {
                 Some(&mut bytemuck::cast_slice_mut(words)[elements.start * size..elements.end * size])
             }
-            Place::Device(..) => None,
+            Storage::Device(..) => None,
         }
     }
 
     /// Returns a range of elements on a GPU; `None` on the host.
     pub(super) fn device(&mut self, elements: Range<usize>) -> Result<Option<DeviceSliceMut<'_>>> {
         match &mut self.place {
-            Place::Device(buffer, _) => Ok(Some(buffer.slice_mut(elements)?)),
-            Place::Host(_) => Ok(None),
+            Storage::Device(buffer, _) => Ok(Some(buffer.slice_mut(elements)?)),
+            Storage::Host(_) => Ok(None),
         }
     }
 
     /// Zeroes a range of elements. On a GPU this is enqueued on the compute stream.
     pub(super) fn zero(&mut self, elements: Range<usize>) -> Result<()> {
-        if let Place::Device(buffer, stream) = &mut self.place {
+        if let Storage::Device(buffer, stream) = &mut self.place {
             buffer.zero(stream, elements)?;
         } else if let Some(bytes) = self.host(elements) {
             bytes.fill(0);
@@ -115,11 +115,11 @@ impl Buffer for GroupMemory {
     fn view(&self) -> View<'_> {
         let bytes = self.bytes();
         match &self.place {
-            Place::Host(words) => {
+            Storage::Host(words) => {
                 let bytes: &[u8] = &bytemuck::cast_slice(words)[..bytes];
                 with_element!(self.dtype, T => View::of::<T>(bytemuck::cast_slice(bytes)))
             }
-            Place::Device(buffer, _) => buffer.view(),
+            Storage::Device(buffer, _) => buffer.view(),
         }
     }
 }
@@ -128,11 +128,11 @@ impl BufferMut for GroupMemory {
     fn view_mut(&mut self) -> ViewMut<'_> {
         let bytes = self.bytes();
         match &mut self.place {
-            Place::Host(words) => {
+            Storage::Host(words) => {
                 let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(words)[..bytes];
                 with_element!(self.dtype, T => ViewMut::of::<T>(bytemuck::cast_slice_mut(bytes)))
             }
-            Place::Device(buffer, _) => buffer.view_mut(),
+            Storage::Device(buffer, _) => buffer.view_mut(),
         }
     }
 }

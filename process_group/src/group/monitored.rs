@@ -27,7 +27,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Timeout`], the same on all members that arrived, naming those that did not.
     pub fn monitored_barrier(&mut self, timeout: Duration) -> Result<Vec<Arrival>> {
-        let Some(words) = &self.inner.abort_reasons else {
+        let Some(reasons) = &self.inner.abort_reasons else {
             return Err(Error::invalid(
                 "a monitored barrier needs the job's store, and this group was made without one",
             ));
@@ -36,9 +36,9 @@ impl ProcessGroup {
         let barrier = group_key("monitored", &self.info.name, self.monitored);
         let started = Instant::now();
         let (rank, n, until) = (self.info.rank, self.world_size(), deadline::after(started, timeout));
-        let words = store::meet(&*words.store, &barrier, rank, n, now(), until)?;
+        let values = store::barrier_gather(&*reasons.store, &barrier, rank, n, now(), until)?;
         let (mut came, mut missing) = (Vec::new(), Vec::new());
-        for (&rank, nanos) in self.info.members.iter().zip(words) {
+        for (&rank, nanos) in self.info.members.iter().zip(values) {
             match nanos {
                 Some(nanos) => came.push((rank, nanos)),
                 None => missing.push(rank),

@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::backend::Completion;
 use crate::backend::call::Call;
 use crate::backend::timings::{CallTime, TimedCall, Timings};
-use crate::cpu::{self, Host};
+use crate::cpu::{self, CpuGroup};
 use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::factory::AnyBackend;
 use crate::paths::{Path, PathTable};
@@ -311,7 +311,7 @@ fn what_panics_without_profiling_leaves_the_group_as_it_was() {
 type Fault = fn(&CallFingerprint) -> bool;
 
 /// A backend that loses the operands of some calls.
-struct Lossy(Host, Fault);
+struct Lossy(CpuGroup, Fault);
 
 impl Backend for Lossy {
     fn kind(&self) -> BackendKind {

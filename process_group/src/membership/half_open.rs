@@ -8,13 +8,13 @@ use rustix::process::{Resource, getrlimit};
 use tokio::task::AbortHandle;
 
 /// A connection's place among those that have not proved themselves. Exactly one of its two ends takes it: the task, which
-/// [leaves](Self::leave), or the queue, which evicts it.
+/// [releases](Self::release) it, or the queue, which evicts it.
 #[derive(Clone, Default, Debug)]
 pub struct AdmissionToken(Arc<AtomicBool>);
 
 impl AdmissionToken {
     /// Marks that the connection has proved that it belongs to the job: it is no longer evicted.
-    pub fn leave(&self) {
+    pub fn release(&self) {
         self.take();
     }
 
@@ -134,7 +134,7 @@ mod tests {
             let [proved, outsider] = [waiting(), waiting()];
             let admission = AdmissionToken::default();
             half_open.push(proved.abort_handle(), admission.clone()).await;
-            admission.leave();
+            admission.release();
             assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()).await, 0);
             assert_eq!(half_open.shed(), 1);
             assert!(outsider.await.unwrap_err().is_cancelled());

@@ -49,12 +49,12 @@ pub trait Store: Send + Sync {
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 }
 
-/// Time for which the other ranks wait for the verdict after their deadline: rank 0 may have entered the barrier after them.
+/// Time for which the other ranks wait for the result after their deadline: rank 0 may have entered the barrier after them.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Waits until all `world_size` ranks have entered the barrier `name`.
 ///
-/// All ranks get the same verdict: that of rank 0, or of the first rank whose deadline passes earlier. `O(n)` messages.
+/// All ranks get the same result: that of rank 0, or of the first rank whose deadline passes earlier. `O(n)` messages.
 ///
 /// # Errors
 /// [`Error::Timeout`] that names the missing ranks.
@@ -66,57 +66,60 @@ pub fn barrier(
     deadline: Instant,
 ) -> Result<()> {
     let started = Instant::now();
-    let words = meet(store, name, rank, world_size, 0, deadline)?;
-    let missing: Vec<Rank> =
-        Rank::all(world_size).zip(words).filter(|(_, word)| word.is_none()).map(|(rank, _)| rank).collect();
+    let values = barrier_gather(store, name, rank, world_size, 0, deadline)?;
+    let missing: Vec<Rank> = Rank::all(world_size)
+        .zip(values)
+        .filter(|(_, value)| value.is_none())
+        .map(|(rank, _)| rank)
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
     Err(Error::Timeout { what: format!("barrier `{name}`"), waited: started.elapsed(), missing })
 }
 
-/// Returns the result of a [`barrier`], the same on every rank that entered it: by rank, the word of each that arrived in time.
-pub(crate) fn meet(
+/// Returns the result of a [`barrier`], the same on every rank that entered it: by rank, the value of each that arrived in time.
+pub(crate) fn barrier_gather(
     store: &dyn Store,
     name: &str,
     rank: Rank,
     world_size: usize,
-    word: u64,
+    value: u64,
     deadline: Instant,
 ) -> Result<Vec<Option<u64>>> {
-    let verdict = format!("{name}/verdict");
-    let read = |until: Instant| match store.get(&verdict, until) {
+    let result = format!("{name}/result");
+    let read = |until: Instant| match store.get(&result, until) {
         Ok(bytes) => rmp_serde::from_slice(&bytes).map(Some).map_err(|e| {
-            Error::Rendezvous(format!("the verdict of barrier `{name}` is not that of this version: {e}"))
+            Error::Rendezvous(format!("the result of barrier `{name}` is not that of this version: {e}"))
         }),
         Err(Error::Timeout { .. }) => Ok(None),
         Err(error) => Err(error),
     };
-    store.set(&format!("{name}/{rank}"), &word.to_le_bytes())?;
+    store.set(&format!("{name}/{rank}"), &value.to_le_bytes())?;
     if rank.0 != 0
-        && let Some(words) = read(deadline.checked_add(GRACE).unwrap_or(deadline))?
+        && let Some(values) = read(deadline.checked_add(GRACE).unwrap_or(deadline))?
     {
-        return Ok(words);
+        return Ok(values);
     }
-    let words = collect(store, name, world_size, deadline)?;
-    if store.add(&format!("{name}/judges"), 1)? > 1 {
-        // Another rank has already decided. If it has exited since, this rank's own verdict is equally valid.
-        return Ok(read(Instant::now() + GRACE)?.unwrap_or(words));
+    let values = collect(store, name, world_size, deadline)?;
+    if store.add(&format!("{name}/deciders"), 1)? > 1 {
+        // Another rank has already decided. If it has exited since, this rank's own result is equally valid.
+        return Ok(read(Instant::now() + GRACE)?.unwrap_or(values));
     }
-    let bytes = rmp_serde::to_vec(&words)
-        .map_err(|e| Error::Rendezvous(format!("the verdict of barrier `{name}` cannot be encoded: {e}")))?;
-    store.set(&verdict, &bytes)?;
-    Ok(words)
+    let bytes = rmp_serde::to_vec(&values)
+        .map_err(|e| Error::Rendezvous(format!("the result of barrier `{name}` cannot be encoded: {e}")))?;
+    store.set(&result, &bytes)?;
+    Ok(values)
 }
 
-/// Collects the words of the ranks that arrive before the deadline.
+/// Collects the values of the ranks that arrive before the deadline.
 fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) -> Result<Vec<Option<u64>>> {
-    let word = |rank: Rank| match store.get(&format!("{name}/{rank}"), deadline) {
+    let value = |rank: Rank| match store.get(&format!("{name}/{rank}"), deadline) {
         Ok(bytes) => Ok(Some(<[u8; 8]>::try_from(bytes).map_or(0, u64::from_le_bytes))),
         Err(Error::Timeout { .. }) => Ok(None),
         Err(error) => Err(error),
     };
-    Rank::all(world_size).map(word).collect()
+    Rank::all(world_size).map(value).collect()
 }
 
 /// Time for which a watched wait only looks at the store.
@@ -257,7 +260,7 @@ mod tests {
             assert_eq!(early.join().unwrap(), [Rank(2)]);
             assert_eq!(late.join().unwrap(), [Rank(2)]);
         });
-        // A rank that arrives after the end gets the same verdict.
+        // A rank that arrives after the end gets the same result.
         assert_eq!(missing(2, Duration::from_secs(20)), [Rank(2)]);
     }
 

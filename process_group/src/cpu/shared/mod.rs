@@ -63,7 +63,7 @@ pub(super) struct ExportedSegment {
     place: usize,
     layout: Layout,
     segment: Arc<Segment>,
-    door: SegmentFd,
+    descriptor: SegmentFd,
     token: Token,
     doorbell: Doorbell,
 }
@@ -75,15 +75,15 @@ impl ExportedSegment {
     /// Those of the system.
     pub(super) fn new(place: usize, ranks: usize, has_sockets: bool) -> io::Result<Self> {
         let (layout, token) = (Layout::of(ranks), *Secret::random().expose());
-        let (segment, door) = Segment::create(layout.len())?;
+        let (segment, descriptor) = Segment::create(layout.len())?;
         segment.write(TOKEN, &token);
         let segment = Arc::new(segment);
         let doorbell = Doorbell::new(&segment, has_sockets)?;
-        Ok(Self { place, layout, segment, door, token, doorbell })
+        Ok(Self { place, layout, segment, descriptor, token, doorbell })
     }
 
-    pub(super) fn introduction(&self) -> SegmentHandle {
-        let (pid, descriptor) = (std::process::id(), self.door.number());
+    pub(super) fn handle(&self) -> SegmentHandle {
+        let (pid, descriptor) = (std::process::id(), self.descriptor.number());
         SegmentHandle { pid, descriptor, pipe: self.doorbell.pipe(), token: self.token }
     }
 

@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn what_one_end_writes_the_other_reads() {
-        let (mine, door) = Segment::create(4096).unwrap();
-        let theirs = Segment::open(std::process::id(), door.number(), 4096).unwrap();
-        drop(door);
+        let (mine, descriptor) = Segment::create(4096).unwrap();
+        let theirs = Segment::open(std::process::id(), descriptor.number(), 4096).unwrap();
+        drop(descriptor);
         theirs.write(100, b"hello");
         theirs.word(0).store(7, SeqCst);
         theirs.double_word(4088).store(9, SeqCst);
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn what_is_no_segment_is_refused() {
         let pid = std::process::id();
-        let (_mine, door) = Segment::create(4096).unwrap();
-        assert!(Segment::open(pid, door.number(), 8192).is_err(), "another length");
+        let (_mine, descriptor) = Segment::create(4096).unwrap();
+        assert!(Segment::open(pid, descriptor.number(), 8192).is_err(), "another length");
         let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&unsealed, 4096).unwrap();
         assert!(Segment::open(pid, unsealed.as_raw_fd() as u32, 4096).is_err(), "it can be shrunk");

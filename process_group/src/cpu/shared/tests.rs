@@ -14,7 +14,7 @@ use crate::testing::{LATE, in_time};
 /// Returns both ranks of a host, after they have met.
 pub(in crate::cpu) fn pair(has_sockets: bool) -> [(ByteQueues, Doorbell); 2] {
     let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, has_sockets).unwrap());
-    let (of_a, of_b) = (a.introduction(), b.introduction());
+    let (of_a, of_b) = (a.handle(), b.handle());
     let (at_a, at_b) = (a.open(&of_b, 1).unwrap(), b.open(&of_a, 0).unwrap());
     [(at_a, a.close()), (at_b, b.close())]
 }
@@ -109,7 +109,7 @@ fn a_bell_without_a_pipe_waits_for_descriptors_too() {
 fn a_bell_that_is_no_pipe_is_refused() {
     let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, true).unwrap());
     let file = tempfile::tempfile().unwrap();
-    let lie = SegmentHandle { pipe: Some(file.as_raw_fd() as u32), ..b.introduction() };
+    let lie = SegmentHandle { pipe: Some(file.as_raw_fd() as u32), ..b.handle() };
     assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not that of `pipe:`"));
 }
 
@@ -142,16 +142,16 @@ fn an_announced_processor_counts_once() {
 #[test]
 fn a_segment_with_another_token_is_refused() {
     let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, false).unwrap());
-    let lie = SegmentHandle { token: [9; 32], ..b.introduction() };
+    let lie = SegmentHandle { token: [9; 32], ..b.handle() };
     assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not the memory"));
 }
 
 #[test]
-fn an_introduction_survives_the_wire_and_zeros_are_none() {
+fn a_handle_survives_the_wire_and_zeros_are_none() {
     for has_sockets in [false, true] {
-        let introduction = ExportedSegment::new(0, 2, has_sockets).unwrap().introduction();
-        assert_eq!(introduction.pipe.is_some(), has_sockets);
-        assert_eq!(SegmentHandle::decode(&introduction.encode()), Some(introduction));
+        let handle = ExportedSegment::new(0, 2, has_sockets).unwrap().handle();
+        assert_eq!(handle.pipe.is_some(), has_sockets);
+        assert_eq!(SegmentHandle::decode(&handle.encode()), Some(handle));
     }
     assert_eq!(SegmentHandle::decode(&[0; SEGMENT_HANDLE]), None);
 }

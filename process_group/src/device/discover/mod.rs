@@ -61,7 +61,7 @@ impl fmt::Display for Origin {
 
 /// A possible location of a library: a file, or a name for the loader.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct Candidate {
     pub(super) path: PathBuf,
     pub(super) origin: Origin,
 }
@@ -122,16 +122,16 @@ pub(super) fn places(
     configured: Option<&Path>,
     names: &[&str],
     search: &LibrarySearch,
-) -> Vec<Place> {
+) -> Vec<Candidate> {
     if let Some(path) = configured {
         let origin = Origin::Configured(key);
         if path.is_dir() {
-            return names.iter().map(|n| Place { path: path.join(n), origin: origin.clone() }).collect();
+            return names.iter().map(|n| Candidate { path: path.join(n), origin: origin.clone() }).collect();
         }
-        return vec![Place { path: path.into(), origin }];
+        return vec![Candidate { path: path.into(), origin }];
     }
-    let mut all: Vec<Place> =
-        names.iter().map(|n| Place { path: n.into(), origin: Origin::Loader }).collect();
+    let mut all: Vec<Candidate> =
+        names.iter().map(|n| Candidate { path: n.into(), origin: Origin::Loader }).collect();
     let mut seen = Vec::new();
     for environment in python_environments(search) {
         for folder in package_folders(&environment) {
@@ -139,7 +139,7 @@ pub(super) fn places(
                 let path = folder.join(name);
                 if path.is_file() && !seen.contains(&path) {
                     seen.push(path.clone());
-                    all.push(Place { path, origin: Origin::Python(environment.clone()) });
+                    all.push(Candidate { path, origin: Origin::Python(environment.clone()) });
                 }
             }
         }
@@ -148,7 +148,7 @@ pub(super) fn places(
         for name in names {
             let path = Path::new(folder).join(name);
             if path.is_file() {
-                all.push(Place { path, origin: Origin::Toolkit });
+                all.push(Candidate { path, origin: Origin::Toolkit });
             }
         }
     }
@@ -201,9 +201,9 @@ fn folders_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Opens the first usable library, and never closes it.
-pub(super) fn open<T: Table>(key: &'static str, places: Vec<Place>) -> Result<Found<T>, Missing> {
+pub(super) fn open<T: Table>(key: &'static str, places: Vec<Candidate>) -> Result<Found<T>, Missing> {
     let mut looked = Vec::new();
-    for Place { path, origin } in places {
+    for Candidate { path, origin } in places {
         match try_open::<T>(&path) {
             Ok((functions, version)) => {
                 let file = file_of(functions.address()).unwrap_or(path);

@@ -30,7 +30,7 @@ impl Drop for Tree {
 
 const NAMES: [&str; 2] = ["libx.so.13", "libx.so.12"];
 
-fn inside(tree: &Tree, places: &[Place]) -> Vec<PathBuf> {
+fn inside(tree: &Tree, places: &[Candidate]) -> Vec<PathBuf> {
     places.iter().map(|p| p.path.clone()).filter(|p| p.starts_with(&tree.0)).collect()
 }
 
@@ -42,8 +42,8 @@ fn both_layouts_of_a_python_environment_are_found_after_the_loader() {
     tree.file("venv/lib/python3.12/site-packages/other/x/lib/libx.so.13");
     let around = LibrarySearch { virtual_env: Some(tree.0.join("venv")), ..LibrarySearch::default() };
     let found = places("device.x", None, &NAMES, &around);
-    assert_eq!(found[0], Place { path: "libx.so.13".into(), origin: Origin::Loader });
-    assert_eq!(found[1], Place { path: "libx.so.12".into(), origin: Origin::Loader });
+    assert_eq!(found[0], Candidate { path: "libx.so.13".into(), origin: Origin::Loader });
+    assert_eq!(found[1], Candidate { path: "libx.so.12".into(), origin: Origin::Loader });
     assert_eq!(inside(&tree, &found), [new, old]);
     assert_eq!(found[2].origin, Origin::Python(tree.0.join("venv")));
 }
@@ -68,7 +68,7 @@ fn a_configured_path_is_the_only_place() {
     let file = tree.file("here/libx.so.12");
     let around = LibrarySearch { virtual_env: Some(tree.0.clone()), ..LibrarySearch::default() };
     let by_file = places("device.x", Some(&file), &NAMES, &around);
-    assert_eq!(by_file, [Place { path: file, origin: Origin::Configured("device.x") }]);
+    assert_eq!(by_file, [Candidate { path: file, origin: Origin::Configured("device.x") }]);
     let by_folder = places("device.x", Some(&tree.0.join("here")), &NAMES, &around);
     let paths: Vec<_> = by_folder.iter().map(|p| p.path.strip_prefix(&tree.0).unwrap()).collect();
     assert_eq!(paths, [Path::new("here/libx.so.13"), Path::new("here/libx.so.12")]);
@@ -92,7 +92,7 @@ impl Table for Mathematics {
 fn what_is_absent_broken_too_old_or_lacks_functions_is_told_with_its_place() {
     let tree = Tree::new("missing");
     let broken = tree.file("libx.so.12");
-    let by = |path: &Path| Place { path: path.into(), origin: Origin::Loader };
+    let by = |path: &Path| Candidate { path: path.into(), origin: Origin::Loader };
     let tried = [
         by(Path::new("libnosuch.so.1")),
         by(&broken),

@@ -91,9 +91,9 @@ const fn config(kind: Kind) -> ncclConfig_t {
 
 /// The location where NCCL writes the handle of a communicator that it makes. NCCL does so from a thread of its own, which may be
 /// late: the location is freed only once NCCL has reported that it is done.
-struct Place(Box<AtomicUsize>);
+struct HandleSlot(Box<AtomicUsize>);
 
-impl Place {
+impl HandleSlot {
     fn new() -> Self {
         Self(Box::new(AtomicUsize::new(0)))
     }
@@ -187,7 +187,7 @@ impl NcclComm {
     fn make_bootstrap(&self, id: ncclUniqueId, deadline: Instant) -> Result<()> {
         self.device.bind()?;
         let mut parents = lock(&self.parents);
-        let (place, mut config) = (Place::new(), config(Kind::Bootstrap));
+        let (place, mut config) = (HandleSlot::new(), config(Kind::Bootstrap));
         let members = &self.status.members;
         let (n, rank) = (members.all.len() as i32, members.position as i32);
         // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version of the
@@ -230,7 +230,7 @@ impl NcclComm {
             parent.status.check()?;
             return Err(Error::Transport("a communicator was to be split off one that is gone".into()));
         };
-        let (place, mut config) = (Place::new(), config(to));
+        let (place, mut config) = (HandleSlot::new(), config(to));
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
         // SAFETY: the parent lives while it is locked; config and place as for the bootstrap communicator.
         let code = unsafe {
@@ -452,8 +452,8 @@ fn gather(
 ) -> Result<()> {
     let started = Instant::now();
     let key = group_key("nccl", parent, format_args!("split/{kind}"));
-    let words = store::meet(store, &key, Rank(position as u32), ranks.len(), 0, deadline)?;
-    let absent = ranks.iter().zip(words).filter(|(_, word)| word.is_none());
+    let values = store::barrier_gather(store, &key, Rank(position as u32), ranks.len(), 0, deadline)?;
+    let absent = ranks.iter().zip(values).filter(|(_, value)| value.is_none());
     let missing: Vec<Rank> = absent.map(|(rank, _)| *rank).collect();
     if missing.is_empty() {
         return Ok(());

@@ -11,14 +11,14 @@ const BYTES: usize = size_of::<u32>();
 pub(in crate::gpu) struct AbortWord {
     memory: PinnedBuffer,
     address: Address,
-    is_relied_on: AtomicBool,
+    is_enabled: AtomicBool,
 }
 
 impl AbortWord {
     pub(in crate::gpu) fn new(device: &Device) -> Result<Self, DeviceError> {
         let memory = PinnedBuffer::new(device, BYTES)?;
         let address = memory.device_address()?;
-        Ok(Self { memory, address, is_relied_on: AtomicBool::new(false) })
+        Ok(Self { memory, address, is_enabled: AtomicBool::new(false) })
     }
 
     fn word(&self) -> &AtomicU32 {
@@ -33,13 +33,13 @@ impl AbortWord {
     }
 
     /// Marks that the group relies on the kernels from now on.
-    pub(super) fn rely(&self) {
-        self.is_relied_on.store(true, Ordering::Release);
+    pub(super) fn enable(&self) {
+        self.is_enabled.store(true, Ordering::Release);
     }
 
     /// Returns true if a kernel on which the group relies has given up, or was told to.
     pub(super) fn is_set(&self) -> bool {
-        self.is_relied_on.load(Ordering::Acquire) && self.is_written()
+        self.is_enabled.load(Ordering::Acquire) && self.is_written()
     }
 
     /// Returns the same for kernels on which the group need not rely yet.

@@ -31,18 +31,18 @@ use crate::types::dtype::DType;
 pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
 use shape::{HOPPER, SHORT_ROW, VECTOR};
-use shared::{SharedMemory, Sharers, Told, obstacle};
+use shared::{Outcome, SharedMemory, Sharers, obstacle};
 
 /// Maximum number of bytes of a row that one block handles.
 const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
 
 /// A communicator, and kernels of this crate in front of it if the ranks can share memory.
 pub(crate) struct PeerMemory {
-    behind: Box<dyn Communicator>,
+    fallback: Box<dyn Communicator>,
     kernels: Option<Kernels>,
     paths: PathTable,
     has_clusters: bool,
-    /// True between [`group_start`](Communicator::group_start) and its end: all calls go to `behind`, which executes them together.
+    /// True between [`group_start`](Communicator::group_start) and its end: all calls go to `fallback`, which executes them together.
     is_grouping: bool,
 }
 
@@ -59,12 +59,12 @@ pub(super) struct Sharing<'a> {
 
 impl PeerMemory {
     /// Tries to share memory, with the information that the ranks exchange in the store, unless some rank's user does not want it.
-    /// If that is impossible, `behind` executes all calls, and the path table states the reason.
+    /// If that is impossible, `fallback` executes all calls, and the path table states the reason.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) fn new(
-        behind: Box<dyn Communicator>,
+        fallback: Box<dyn Communicator>,
         device: &Device,
         members: &GroupMembers,
         Sharing { store, is_wanted, tuned }: &Sharing<'_>,
@@ -89,7 +89,7 @@ impl PeerMemory {
         }
         let has_clusters = device.info().capability >= HOPPER;
         let paths = peer_table(members.len(), why, tuned);
-        Ok(Self { behind, kernels: made.ok(), paths, has_clusters, is_grouping: false })
+        Ok(Self { fallback, kernels: made.ok(), paths, has_clusters, is_grouping: false })
     }
 
     fn path(&self, call: &Call<'_>) -> Path {
@@ -100,7 +100,7 @@ impl PeerMemory {
 
 impl Communicator for PeerMemory {
     fn kind(&self) -> BackendKind {
-        self.behind.kind()
+        self.fallback.kind()
     }
 
     fn paths(&self) -> PathTable {
@@ -119,7 +119,7 @@ impl Communicator for PeerMemory {
     }
 
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {
-        self.behind.workspace_bytes(call)
+        self.fallback.workspace_bytes(call)
     }
 
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
@@ -129,62 +129,62 @@ impl Communicator for PeerMemory {
                 Ok(unsafe { kernels.launch(algorithm, call, stream) }?)
             }
             // SAFETY: by the caller's promise.
-            _ => unsafe { self.behind.launch(call, stream, workspace) },
+            _ => unsafe { self.fallback.launch(call, stream, workspace) },
         }
     }
 
     fn group_start(&mut self) -> Result<()> {
         self.is_grouping = true;
-        self.behind.group_start()
+        self.fallback.group_start()
     }
 
     fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
         self.is_grouping = false;
-        self.behind.group_end(stream, deadline)
+        self.fallback.group_end(stream, deadline)
     }
 }
 
 /// Returns the kernels, if every rank found that they produce correct values.
 fn checked(
-    made: Told<Kernels>,
+    made: Outcome<Kernels>,
     device: &Device,
     sharers: &Sharers<'_>,
     abort: &AbortWord,
-) -> Result<Told<Kernels>> {
+) -> Result<Outcome<Kernels>> {
     let Ok(kernels) = made else { return Ok(made) };
     let works = check::check(&kernels, device, (sharers.position, sharers.members.len()));
     let all = sharers.tell("works", &works)?;
     if all.is_ok() {
-        abort.rely();
+        abort.enable();
     }
     Ok(all.map(|_| kernels))
 }
 
 /// The objects that a watchdog monitors: the library's communicator, and waiting kernels.
 pub(super) struct MonitoredWithPeers {
-    pub(super) behind: Arc<dyn Monitored>,
+    pub(super) fallback: Arc<dyn Monitored>,
     pub(super) abort: Arc<AbortWord>,
 }
 
 impl Monitored for MonitoredWithPeers {
     fn async_error(&self) -> Option<Error> {
-        self.behind.async_error().or_else(|| {
+        self.fallback.async_error().or_else(|| {
             let gave_up = "a kernel has waited an hour for its peers, and nobody ended it";
             self.abort.is_set().then(|| Error::Transport(gave_up.into()))
         })
     }
 
     fn finalize(&self) {
-        self.behind.finalize();
+        self.fallback.finalize();
     }
 
     fn is_drained(&self) -> bool {
-        self.behind.is_drained()
+        self.fallback.is_drained()
     }
 
     fn abort(&self) {
         // This comes first: NCCL waits for earlier work in the stream.
         self.abort.set();
-        self.behind.abort();
+        self.fallback.abort();
     }
 }

@@ -81,7 +81,7 @@ fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
                 let (input, output) = (buffer(), buffer());
                 let kernels = kernels.unwrap().unwrap();
                 check(&kernels, &device, (position, ranks)).unwrap();
-                abort.rely();
+                abort.enable();
                 let tester = Tester { kernels, device, abort, position, ranks, input, output, all };
                 tester.all.wait();
                 let _ends = EndsTheProcess;

@@ -14,7 +14,7 @@ use crate::group::work::Work;
 use crate::types::dtype::{DType, Element};
 use crate::types::operation::ReduceOp;
 pub use plan::{BucketLayout, Parameter};
-use plan::{BucketPlan, Place, Readiness};
+use plan::{BucketPlan, GradientLocation, Readiness};
 
 /// Options for the buckets of a [`BucketedReducer`].
 #[derive(Clone, Debug)]
@@ -228,7 +228,7 @@ impl BucketedReducer {
     }
 
     /// Returns the memory of a gradient that the caller may use.
-    fn idle(&mut self, parameter: usize) -> Result<(&mut GroupMemory, Place)> {
+    fn idle(&mut self, parameter: usize) -> Result<(&mut GroupMemory, GradientLocation)> {
         let name = &self.registered(parameter)?.name;
         if self.readiness.is_ready(parameter) {
             return Err(Error::invalid(format!(

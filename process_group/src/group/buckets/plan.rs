@@ -44,7 +44,7 @@ impl BucketLayout {
 
 /// The location of a gradient.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct GradientLocation {
     pub(super) bucket: usize,
     pub(super) elements: Range<usize>,
 }
@@ -54,7 +54,7 @@ pub(super) struct Place {
 pub(super) struct BucketPlan {
     pub(super) buckets: Vec<BucketLayout>,
     /// The location of each parameter's gradient.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<GradientLocation>,
 }
 
 impl BucketPlan {
@@ -99,13 +99,13 @@ fn too_large(parameter: &Parameter) -> Error {
     ))
 }
 
-fn places(buckets: &[BucketLayout], parameters: &[Parameter]) -> Vec<Place> {
-    let mut places = vec![Place { bucket: 0, elements: 0..0 }; parameters.len()];
+fn places(buckets: &[BucketLayout], parameters: &[Parameter]) -> Vec<GradientLocation> {
+    let mut places = vec![GradientLocation { bucket: 0, elements: 0..0 }; parameters.len()];
     for (bucket, layout) in buckets.iter().enumerate() {
         let mut start = 0;
         for &number in &layout.parameters {
             let end = start + parameters[number].count;
-            places[number] = Place { bucket, elements: start..end };
+            places[number] = GradientLocation { bucket, elements: start..end };
             start = end;
         }
     }
@@ -176,7 +176,7 @@ mod tests {
         let all = parameters(&[(DType::F32, 10); 6]);
         let plan = BucketPlan::new(&all, 40, 100).unwrap();
         assert_eq!(numbers(&plan), [&[5][..], &[4, 3], &[2, 1], &[0]]);
-        assert_eq!(plan.places[3], Place { bucket: 1, elements: 10..20 });
+        assert_eq!(plan.places[3], GradientLocation { bucket: 1, elements: 10..20 });
     }
 
     #[test]

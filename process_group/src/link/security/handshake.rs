@@ -200,7 +200,7 @@ impl Handshake {
         if !proofs.is_right("client", &[], &proof) {
             return Err(HandshakeError::WrongSecret);
         }
-        admission.leave();
+        admission.release();
         Security::agree(here, there)?;
 
         let mut stream = self.security.accept(here, stream).await?;

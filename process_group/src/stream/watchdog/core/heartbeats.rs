@@ -26,7 +26,7 @@ pub(super) struct Heartbeats {
 
 /// The resulting actions and reports.
 #[derive(Default, Debug)]
-pub(super) struct Beat {
+pub(super) struct Checked {
     /// True if all members are to be asked.
     pub(super) ask: bool,
     /// Members that have stopped responding.
@@ -51,16 +51,16 @@ impl Heartbeats {
     }
 
     /// Checks the members while this rank waits for others; returns `None` if it does not wait.
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
         others: impl Iterator<Item = usize>,
         waits_since: Option<Instant>,
         now: Instant,
-    ) -> Beat {
+    ) -> Checked {
         let waits = waits_since.is_some_and(|since| now.saturating_duration_since(since) >= ASK_EVERY);
         if !waits {
             self.asked = None;
-            return Beat::default();
+            return Checked::default();
         }
         let is_first = self.asked.is_none();
         let ask = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_EVERY);
@@ -80,7 +80,7 @@ impl Heartbeats {
                 fell_silent.push(position);
             }
         }
-        Beat { ask, fell_silent }
+        Checked { ask, fell_silent }
     }
 
     /// Returns true if a member is unresponsive.

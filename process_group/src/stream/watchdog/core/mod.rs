@@ -434,7 +434,7 @@ impl Core {
             self.announce_exit(out);
         }
         if self.is_watching() {
-            self.look_after_members(now, out);
+            self.check_members(now, out);
             self.look(now, seen.error, out);
         }
         self.conclude_if_known(now, out);
@@ -473,15 +473,15 @@ impl Core {
     }
 
     /// Asks the members to respond while this rank waits for a call to end.
-    fn look_after_members(&mut self, now: Instant, out: &mut Vec<Action>) {
+    fn check_members(&mut self, now: Instant, out: &mut Vec<Action>) {
         let inside = self.entry.filter(|entry| entry.number > self.exits).map(|entry| entry.since);
         let pending = self.oldest().map(|pending| pending.enqueued);
         let since = inside.into_iter().chain(pending).min();
-        let beat = self.heartbeats.look(self.members.others(), since, now);
-        if beat.ask {
+        let checked = self.heartbeats.check(self.members.others(), since, now);
+        if checked.ask {
             out.push(Action::Broadcast(ControlMessage::Ping));
         }
-        out.extend(beat.fell_silent.into_iter().map(|position| Action::Unresponsive(position, true)));
+        out.extend(checked.fell_silent.into_iter().map(|position| Action::Unresponsive(position, true)));
     }
 
     /// Returns the number of collectives that this rank has called.

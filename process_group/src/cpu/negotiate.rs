@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Instant;
 
-use super::Host;
+use super::CpuGroup;
 use super::shared::{ByteQueues, Doorbell, ExportedSegment, SEGMENT_HANDLE, SegmentHandle};
 use crate::backend::Backend;
 use crate::backend::call::Call;
@@ -29,9 +29,9 @@ const SHARED: u8 = REASONS.len() as u8;
 /// This rank's segment, kept until the other ranks of its host have opened it, and the rings to them.
 type Mapped = (ExportedSegment, Vec<(Peer, ByteQueues)>);
 
-impl Host {
+impl CpuGroup {
     /// Decides whether links within hosts can go through shared memory. All members call this, once, before any other call.
-    pub(crate) fn meet(&mut self, deadline: Instant) -> Result<()> {
+    pub(crate) fn negotiate(&mut self, deadline: Instant) -> Result<()> {
         if self.links.world_size() == 1 {
             return Ok(());
         }
@@ -80,7 +80,7 @@ impl Host {
             Some(Ok(offered)) => (SHARED, Some(offered)),
             Some(Err(error)) => (refused("this rank", &error), None),
         };
-        let mine = offered.as_ref().map_or([0; SEGMENT_HANDLE], |it| it.introduction().encode());
+        let mine = offered.as_ref().map_or([0; SEGMENT_HANDLE], |it| it.handle().encode());
         let peers: Vec<(usize, Peer)> = ranks
             .iter()
             .enumerate()
