@@ -1,7 +1,7 @@
 //! The settings of Ryzanstein, and the source of each value.
 //!
 //! Start at [`Config::load`]. It merges four layers, each stronger than the one before: the defaults, a TOML file, the environment,
-//! the command line; a host program may set values on top of them. It parses each effective value once, into types that need no
+//! the command line; an application may set values on top of them. It parses each effective value once, into types that need no
 //! later validation.
 //!
 //! This crate does not read the environment, working directory or arguments of the process: the caller passes them as
@@ -23,7 +23,7 @@
 //! # Ok::<(), ryzanstein_config::ConfigError>(())
 //! ```
 //!
-//! A host program may also build its configuration in code:
+//! An application may also build its configuration in code:
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, ProcessGroupConfig, Timeout};

@@ -16,7 +16,7 @@ pub enum Source {
     Environment(String),
     /// This command-line flag, as the user typed it.
     Flag(String),
-    /// The host program assigned it.
+    /// The application assigned it.
     Code,
 }
 

@@ -1,6 +1,6 @@
 //! The processes of one job: rendezvous, launcher, heartbeats and telemetry, as a library.
 //!
-//! Start at [`Orchestrator`]: a rank of a host program makes one, and gets its process groups and models from it.
+//! Start at [`Orchestrator`]: a rank of an application makes one, and gets its process groups and models from it.
 //!
 //! ```
 //! use ryzanstein_orchestrator::prelude::*;
@@ -52,7 +52,7 @@ pub mod status;
 pub mod table;
 
 pub use orchestrator::{Builder, Orchestrator};
-/// The crates below this one, so that a host program needs only this dependency.
+/// The crates below this one, so that an application needs only this dependency.
 pub use {
     ryzanstein_config as config, ryzanstein_process_group as process_group,
     ryzanstein_tensor_parallel as tensor_parallel,

@@ -1,6 +1,6 @@
 //! NCCL's variables in this process: from its environment, and from the files that NCCL reads.
 //!
-//! A host program that does not run under `ryz launch` sets the variables that [`missing`] returns at the start of
+//! An application that does not run under `ryz launch` sets the variables that [`missing`] returns at the start of
 //! `main`, before any other thread starts: NCCL reads its variables when it is loaded, and changing the environment is sound
 //! only while no other thread can read it.
 

@@ -1,4 +1,4 @@
-//! The most used items for host programs: `use ryzanstein_orchestrator::prelude::*;`.
+//! The most used items for applications: `use ryzanstein_orchestrator::prelude::*;`.
 //!
 //! It has no name that `candle_core` exports, so that both can be imported by `*`: `Tensor` is in
 //! [`tensor_parallel`](crate::tensor_parallel), `DType` in [`process_group`](crate::process_group), `Config` in

@@ -77,35 +77,35 @@ impl GroupSpec<'_> {
 
 /// A backend of a group: its calls finish on host memory before they return, or run on streams of a GPU.
 pub(crate) enum AnyBackend {
-    Host(Box<dyn Backend>),
+    Cpu(Box<dyn Backend>),
     Stream(Box<StreamGroup>),
 }
 
 impl AnyBackend {
     pub(crate) fn backend(&self) -> &dyn Backend {
         match self {
-            Self::Host(backend) => &**backend,
+            Self::Cpu(backend) => &**backend,
             Self::Stream(backend) => &**backend,
         }
     }
 
     pub(crate) fn backend_mut(&mut self) -> &mut dyn Backend {
         match self {
-            Self::Host(backend) => &mut **backend,
+            Self::Cpu(backend) => &mut **backend,
             Self::Stream(backend) => &mut **backend,
         }
     }
 
     pub(crate) fn stream(&self) -> Option<&StreamGroup> {
         match self {
-            Self::Host(_) => None,
+            Self::Cpu(_) => None,
             Self::Stream(backend) => Some(&**backend),
         }
     }
 
     pub(crate) fn stream_mut(&mut self) -> Option<&mut StreamGroup> {
         match self {
-            Self::Host(_) => None,
+            Self::Cpu(_) => None,
             Self::Stream(backend) => Some(&mut **backend),
         }
     }

@@ -1,7 +1,7 @@
 //! Collectives among the ranks of a job, on GPUs or CPUs.
 //!
-//! Start at [`ProcessGroupManager::initialize`]. It joins a job through a [`Rendezvous`], which selects one backend for all ranks, and
-//! makes groups:
+//! Start at [`ProcessGroupManager::initialize`]. It joins a job through a [`Rendezvous`], which selects one backend for all ranks. The
+//! manager makes the groups:
 //!
 //! ```
 //! use ryzanstein_config::Config;

@@ -68,7 +68,8 @@ pub trait Communicator {
         ))
     }
 
-    /// Returns the process group that carries the calls, if one does. Its kernels can combine a call with what follows.
+    /// Returns the process group that carries the calls, if one does. Layers may make other calls of it instead: its kernels can combine
+    /// a call with what follows.
     fn process_group(&mut self) -> Option<&mut ProcessGroup> {
         None
     }

@@ -1,7 +1,7 @@
 //! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES): [`Llama`] is the
-//! model of all of them.
+//! Start at [`Llama::load`], which reads a Hugging Face folder of one of the [`ARCHITECTURES`](model::ARCHITECTURES): [`Llama`]
+//! implements all of them.
 //!
 //! A column-parallel layer shards the output features, the rows of its weight. A row-parallel layer shards the input features, the
 //! columns of its weight, and sums the results of all ranks. Layers borrow the

@@ -119,6 +119,7 @@ fn options(arguments: &[String]) -> Result<Work> {
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
+    ensure!(work.passes > 0, "--passes is 0: expected at least 1");
     Ok(work)
 }
 

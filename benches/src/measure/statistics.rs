@@ -41,9 +41,10 @@ pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
     (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
 }
 
-/// Returns the median; zero without values.
-pub fn median(values: Vec<f64>) -> f64 {
-    summary(values).median_us
+/// Returns the median, as [`summary`] does: of an even number of values the lower one. Zero without values.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    percentile(&values, 0.5)
 }
 
 /// Returns the percentiles of latencies; all zero without latencies.

@@ -1,7 +1,7 @@
 //! Combines the section `[nccl]` with the user's own variables into the variables that NCCL reads, with the source of each value.
 //!
 //! NCCL reads its variables when it is loaded. A launcher sets those that [`plan()`] returns in the processes that it starts. An
-//! host program must have the variables before its first thread starts; [`missing`] returns those that it lacks.
+//! application must have the variables before its first thread starts; [`missing`] returns those that it lacks.
 //!
 //! Pure: the caller passes the variables and the contents of NCCL's files.
 //!

@@ -19,4 +19,4 @@ mod server;
 pub(crate) use client::WeakClient;
 pub use client::{Client, Identity};
 pub use connect::{Connection, Environment, connect, process_environment};
-pub use server::{Beat, Server};
+pub use server::{Heartbeat, Server};

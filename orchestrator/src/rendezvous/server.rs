@@ -33,7 +33,7 @@ const LONGEST_REPORT: usize = 64 << 10;
 
 /// The last heartbeat of a rank.
 #[derive(Clone, Debug)]
-pub struct Beat {
+pub struct Heartbeat {
     /// Time of its arrival.
     pub heard: Instant,
     /// Its contents.
@@ -122,7 +122,7 @@ impl Server {
     }
 
     /// Returns the last heartbeat of each rank that has sent one in this epoch.
-    pub fn beats(&self) -> BTreeMap<Rank, Beat> {
+    pub fn beats(&self) -> BTreeMap<Rank, Heartbeat> {
         self.shared.state().beats.clone()
     }
 
@@ -176,7 +176,7 @@ struct State {
     /// The encoded roster, the same bytes for every rank.
     roster: Option<Bytes>,
     /// The heartbeats of this epoch.
-    beats: BTreeMap<Rank, Beat>,
+    beats: BTreeMap<Rank, Heartbeat>,
 }
 
 #[derive(Debug)]
@@ -269,7 +269,7 @@ impl Shared {
                 report.encoded_len()
             )));
         }
-        state.beats.insert(rank, Beat { heard, report: Arc::new(report) });
+        state.beats.insert(rank, Heartbeat { heard, report: Arc::new(report) });
         Ok(())
     }
 }

@@ -32,7 +32,7 @@ pub(crate) enum Process {
 
 /// The last heartbeat of a rank.
 #[derive(Clone, Debug)]
-pub(crate) struct Beat {
+pub(crate) struct Heartbeat {
     /// Time of its arrival.
     pub heard: Duration,
     /// Its contents.
@@ -45,7 +45,7 @@ pub(crate) struct Seen {
     /// State of the process.
     pub process: Process,
     /// Last heartbeat; `None` for a program that has sent none in this epoch. It is never reported as silent.
-    pub beat: Option<Beat>,
+    pub beat: Option<Heartbeat>,
 }
 
 /// The trouble of a running rank.
@@ -137,7 +137,7 @@ impl Watch {
 
     fn troubles(&self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> BTreeMap<Rank, Trouble> {
         let mut found = BTreeMap::new();
-        let mut heard: Vec<(Rank, &Beat)> = Vec::new();
+        let mut heard: Vec<(Rank, &Heartbeat)> = Vec::new();
         let mut is_explained = false;
         for (rank, seen) in ranks {
             is_explained |= seen.process == Process::Stopped;
@@ -187,7 +187,7 @@ struct Wait<'a> {
 }
 
 /// Returns the collectives that ranks are in, by group and number.
-fn waits<'a>(heard: &[(Rank, &'a Beat)]) -> BTreeMap<(&'a str, u64), Wait<'a>> {
+fn waits<'a>(heard: &[(Rank, &'a Heartbeat)]) -> BTreeMap<(&'a str, u64), Wait<'a>> {
     let mut waits = BTreeMap::new();
     for (_, beat) in heard {
         for (group, current) in beat.report.groups.iter().filter_map(in_collective) {
@@ -208,7 +208,7 @@ fn in_collective(group: &Group) -> Option<(&Group, &CurrentCall)> {
 
 /// Returns the call that this rank has not begun and in which others had waited for too long at the time of its heartbeat. In a
 /// group, it is the first such call; of several groups, the one in which they have waited longest.
-fn missed(beat: &Beat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<NoProgress> {
+fn missed(beat: &Heartbeat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<NoProgress> {
     let groups = beat.report.groups.iter().filter(|group| !group.failed);
     let missed = groups.filter_map(|group| {
         let next = group.begun?.checked_add(1)?;
@@ -227,7 +227,7 @@ fn missed(beat: &Beat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<NoProg
 }
 
 /// Returns the call that a rank is in, messages included.
-fn own_call(beat: &Beat) -> Option<(String, CurrentCall)> {
+fn own_call(beat: &Heartbeat) -> Option<(String, CurrentCall)> {
     beat.report.groups.iter().find_map(|group| Some((group.name.clone(), group.current.clone()?)))
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::affinity;
 use super::core::{Action, Core, Event, Exit, FirstFailure, Origin, Outcome, Policy, signal as number};
 use super::descendants;
-use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
+use super::health::{Heartbeat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
 use super::launcher::{FILE_TOO_LARGE, FOR_RANKS, Signals, TO_END};
 use super::node_heartbeat::{self, NodeHeartbeat, NodeNotice, Nodes};
@@ -312,7 +312,7 @@ impl<'a> Supervisor<'a> {
         for (rank, beat) in beats {
             let heard = beat.heard.saturating_duration_since(self.started);
             seen.entry(rank).or_insert(Seen { process: Process::Elsewhere, beat: None }).beat =
-                Some(Beat { heard, report: beat.report });
+                Some(Heartbeat { heard, report: beat.report });
         }
         seen
     }

@@ -1,6 +1,6 @@
 //! Logs with job, epoch and rank, metrics in Prometheus format, and spans for OpenTelemetry collectors and NVIDIA's profilers.
 //!
-//! All are process-wide, so a host program sets up its own telemetry instead of calling these.
+//! All are process-wide, so an application sets up its own telemetry instead of calling these.
 
 mod exporter;
 mod logs;

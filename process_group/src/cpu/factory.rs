@@ -56,9 +56,9 @@ impl BackendFactory for Factory {
             decline(me, &group.members, connections, &error);
             error
         })?;
-        let mut host = CpuGroup::new(group.name, group.rank, &group.members, connections, settings);
-        host.negotiate(group.deadline)?;
-        Ok(AnyBackend::Host(Box::new(host)))
+        let mut this = CpuGroup::new(group.name, group.rank, &group.members, connections, settings);
+        this.negotiate(group.deadline)?;
+        Ok(AnyBackend::Cpu(Box::new(this)))
     }
 }
 

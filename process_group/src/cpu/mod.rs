@@ -177,12 +177,12 @@ pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<CpuGroup
         shared_memory: false,
         liveness: None,
     };
-    let hosts = Rank::all(world_size).zip(ranks).map(|(rank, links)| {
+    let groups = Rank::all(world_size).zip(ranks).map(|(rank, links)| {
         let links =
             Peers::complete(rank.index(), links).unwrap_or_else(|_| unreachable!("each two have a link"));
         CpuGroup::new(group, rank, &members, links, settings.clone())
     });
-    Ok(hosts.collect())
+    Ok(groups.collect())
 }
 
 impl Backend for CpuGroup {

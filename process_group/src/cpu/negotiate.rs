@@ -1,4 +1,4 @@
-//! Before the first call of a group, the members agree on their use of each other's memory.
+//! The members negotiate, before the first call of a group, whether links within hosts go through shared memory.
 
 use std::io;
 use std::time::Instant;

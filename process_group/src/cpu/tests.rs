@@ -19,7 +19,7 @@ use crate::types::operation::ReduceOp;
 use crate::types::rank::{Epoch, LocalRank};
 
 /// Returns one rank of a group on one host whose links are these streams.
-fn host(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> CpuGroup {
+fn group(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> CpuGroup {
     on_hosts(rank, &vec!["here"; n], settings, streams)
 }
 
@@ -55,7 +55,7 @@ fn connection() -> (TcpStream, TcpStream) {
 /// Returns rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
 fn rank_0_of(n: usize, spin: Duration) -> (CpuGroup, Vec<TcpStream>) {
     let (mine, theirs) = (1..n).map(|_| connection()).unzip();
-    (host(0, n, settings(spin), mine), theirs)
+    (group(0, n, settings(spin), mine), theirs)
 }
 
 pub(super) fn member(rank: Rank) -> Member {
@@ -97,10 +97,10 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
 
 /// Returns rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
 fn rank_0_sharing(spin: Duration) -> (CpuGroup, shared::ByteQueues, TcpStream) {
-    let (mut host, mut peers) = rank_0_of(2, spin);
+    let (mut group, mut peers) = rank_0_of(2, spin);
     let [(mine, doorbell), (theirs, _)] = pair(false);
-    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
-    (host, theirs, peers.pop().unwrap())
+    group.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
+    (group, theirs, peers.pop().unwrap())
 }
 
 /// Returns the frame of a message from rank 1 to rank 0.
@@ -113,13 +113,13 @@ fn message(count: usize) -> Vec<u8> {
 #[test]
 fn a_rank_that_ends_in_the_middle_of_a_ring_is_lost_and_what_it_sent_whole_is_not() {
     for (sent, is_whole) in [(20, false), (HEADER + 500, false), (HEADER + 1000, true)] {
-        let (mut host, mut rings, socket) = rank_0_sharing(Duration::ZERO);
+        let (mut group, mut rings, socket) = rank_0_sharing(Duration::ZERO);
         assert_eq!(rings.send(&message(1000)[..sent], &[]).unwrap(), sent);
         drop((rings, socket));
         let outcome = in_time(move || {
             let mut got = [0u8; 1000];
             let receive = call(Operation::Recv { from: Rank(1) }, 1, LATE, Some(ViewMut::of(&mut got)));
-            host.submit(receive).map(|_| got)
+            group.submit(receive).map(|_| got)
         });
         match outcome {
             Ok(got) => assert!(is_whole && got == [7; 1000]),
@@ -130,12 +130,12 @@ fn a_rank_that_ends_in_the_middle_of_a_ring_is_lost_and_what_it_sent_whole_is_no
 
 #[test]
 fn a_rank_that_ends_while_its_ring_is_full_is_lost() {
-    let (mut host, rings, socket) = rank_0_sharing(Duration::ZERO);
+    let (mut group, rings, socket) = rank_0_sharing(Duration::ZERO);
     let waiting = std::thread::spawn(move || {
         let data = vec![1u8; 1 << 20];
         let mut send = call(Operation::Send { to: Rank(1) }, 1, LATE, None);
         (send.input, send.fingerprint.count) = (Some(View::of(&data)), data.len());
-        host.submit(send).unwrap_err()
+        group.submit(send).unwrap_err()
     });
     std::thread::sleep(Duration::from_millis(100));
     drop((rings, socket));
@@ -145,15 +145,15 @@ fn a_rank_that_ends_while_its_ring_is_full_is_lost() {
 
 #[test]
 fn a_rank_that_ends_is_lost_to_one_that_never_sleeps() {
-    let (mut host, rings, socket) = rank_0_sharing(Duration::from_secs(3600));
+    let (mut group, rings, socket) = rank_0_sharing(Duration::from_secs(3600));
     drop((rings, socket));
-    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    let error = in_time(move || group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
 }
 
 #[test]
 fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
-    let (mut host, rings, socket) = rank_0_sharing(Duration::ZERO);
+    let (mut group, rings, socket) = rank_0_sharing(Duration::ZERO);
     drop((rings, socket));
     let error = in_time(move || {
         let data = [1u8; 100];
@@ -163,7 +163,7 @@ fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
             std::thread::sleep(Duration::from_millis(1));
             let mut send = call(Operation::Send { to: Rank(1) }, sequence, LATE, None);
             (send.input, send.fingerprint.count) = (Some(View::of(&data)), data.len());
-            host.submit(send)
+            group.submit(send)
         });
         sends.find_map(Result::err).unwrap()
     });
@@ -172,17 +172,17 @@ fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
 
 #[test]
 fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
-    let (mut host, rings, _socket) = rank_0_sharing(Duration::ZERO);
+    let (mut group, rings, _socket) = rank_0_sharing(Duration::ZERO);
     rings.lie(u64::MAX);
-    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    let error = in_time(move || group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     assert!(error.to_string().contains("out of range"), "{error}");
 }
 
 #[test]
 fn an_abort_through_memory_is_heard_asleep() {
-    let (mut host, mut rings, _socket) = rank_0_sharing(Duration::ZERO);
+    let (mut group, mut rings, _socket) = rank_0_sharing(Duration::ZERO);
     let waiting =
-        std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+        std::thread::spawn(move || group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     std::thread::sleep(Duration::from_millis(100));
     let reason = b"the disk is full";
     rings.send(&control(Kind::Abort, Rank(1), reason.len()).encode(), reason).unwrap();
@@ -192,40 +192,40 @@ fn an_abort_through_memory_is_heard_asleep() {
 
 #[test]
 fn a_rank_on_rings_hears_what_a_peer_says_on_the_socket_before_it_leaves() {
-    let (mut host, rings, mut socket) = rank_0_sharing(Duration::ZERO);
+    let (mut group, rings, mut socket) = rank_0_sharing(Duration::ZERO);
     let reason = b"the disk is full";
     socket.write_all(&control(Kind::Abort, Rank(1), reason.len()).encode()).unwrap();
     socket.write_all(reason).unwrap();
     drop((rings, socket));
-    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    let error = in_time(move || group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
 }
 
 #[test]
 fn an_abort_that_came_before_the_rings_is_heard() {
-    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let (mut group, mut peers) = rank_0_of(2, Duration::ZERO);
     let reason = b"the disk is full";
     let abort = [&control(Kind::Abort, Rank(1), reason.len()).encode()[..], reason].concat();
     let (before, after) = abort.split_at(HEADER + 3);
     peers[0].write_all(before).unwrap();
-    let link = &mut host.links[Peer::new(1, 0).unwrap()];
+    let link = &mut group.links[Peer::new(1, 0).unwrap()];
     let begun = Instant::now();
     while link.buffered().len() < before.len() && begun.elapsed() < LATE {
         link.fill(usize::MAX);
     }
     let [(mine, doorbell), theirs] = pair(false);
-    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
+    group.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
     peers[0].write_all(after).unwrap();
     drop((theirs, peers));
-    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    let error = in_time(move || group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
 }
 
 #[test]
 fn a_rank_on_rings_tells_peers_that_are_still_on_sockets_that_it_leaves() {
-    let (mut host, _rings, mut socket) = rank_0_sharing(Duration::ZERO);
-    host.abort(&Error::invalid("the disk is full"));
-    drop(host);
+    let (mut group, _rings, mut socket) = rank_0_sharing(Duration::ZERO);
+    group.abort(&Error::invalid("the disk is full"));
+    drop(group);
     socket.set_read_timeout(Some(LATE)).unwrap();
     let kinds: Vec<Kind> = std::iter::from_fn(|| read_frame(&mut socket)).map(|header| header.kind).collect();
     assert_eq!(kinds, [Kind::Abort, Kind::Goodbye]);
@@ -233,7 +233,7 @@ fn a_rank_on_rings_tells_peers_that_are_still_on_sockets_that_it_leaves() {
 
 /// Makes a group in which each rank has a host and may share memory or not. Returns for each rank the number of links that go
 /// through memory, and its paths.
-fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
+fn negotiated(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
     let hosts: Vec<&str> = ranks.iter().map(|(host, _)| *host).collect();
     let mut streams: Vec<Vec<TcpStream>> = ranks.iter().map(|_| Vec::new()).collect();
     for higher in 1..ranks.len() {
@@ -245,14 +245,14 @@ fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
     }
     let ranks = streams.into_iter().zip(ranks).enumerate().map(|(rank, (streams, (_, shared_memory)))| {
         let settings = Settings { shared_memory: *shared_memory, ..settings(Duration::ZERO) };
-        let mut host = on_hosts(rank, &hosts, settings, streams);
+        let mut group = on_hosts(rank, &hosts, settings, streams);
         std::thread::spawn(move || {
-            host.negotiate(Instant::now() + LATE).unwrap();
-            let shared = host.links.pairs().filter(|(_, link)| link.is_shared()).count();
+            group.negotiate(Instant::now() + LATE).unwrap();
+            let shared = group.links.pairs().filter(|(_, link)| link.is_shared()).count();
             for sequence in 1..100 {
-                host.submit(call(Operation::Barrier, sequence, LATE, None)).unwrap();
+                group.submit(call(Operation::Barrier, sequence, LATE, None)).unwrap();
             }
-            (shared, format!("{:?}", host.paths.describe()))
+            (shared, format!("{:?}", group.paths.describe()))
         })
     });
     let ranks: Vec<_> = ranks.collect();
@@ -262,7 +262,7 @@ fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
 #[test]
 fn links_within_a_host_go_through_memory_only_if_all_its_ranks_can() {
     let check = |ranks: &[(&str, bool)], expected: &[usize], says: &str| {
-        for ((shared, paths), expected) in met(ranks).into_iter().zip(expected) {
+        for ((shared, paths), expected) in negotiated(ranks).into_iter().zip(expected) {
             assert_eq!(shared, *expected, "{ranks:?}");
             assert!(paths.contains(says), "{says}: {paths}");
         }
@@ -279,11 +279,11 @@ fn links_within_a_host_go_through_memory_only_if_all_its_ranks_can() {
 fn a_rank_that_ends_is_lost_to_one_that_waits_for_memory_and_sockets() {
     for lost in [1, 2] {
         let [(mine, theirs), (mine_2, theirs_2)] = [connection(), connection()];
-        let mut host = on_hosts(0, &["a", "a", "b"], settings(Duration::ZERO), vec![mine, mine_2]);
+        let mut group = on_hosts(0, &["a", "a", "b"], settings(Duration::ZERO), vec![mine, mine_2]);
         let [(to_peer, doorbell), (of_peer, _bell)] = pair(true);
-        host.go_through(vec![(Peer::new(1, 0).unwrap(), to_peer)], doorbell);
+        group.go_through(vec![(Peer::new(1, 0).unwrap(), to_peer)], doorbell);
         let waiting =
-            std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+            std::thread::spawn(move || group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
         std::thread::sleep(Duration::from_millis(100));
         let _stays = if lost == 1 {
             drop((theirs, of_peer));
@@ -299,13 +299,13 @@ fn a_rank_that_ends_is_lost_to_one_that_waits_for_memory_and_sockets() {
 
 #[test]
 fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
-    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let (mut group, mut peers) = rank_0_of(2, Duration::ZERO);
     let reason = b"the disk is full";
     peers[0].write_all(&control(Kind::Abort, Rank(1), reason.len()).encode()).unwrap();
     let waiting = std::thread::spawn(move || {
         let mut got = [0u8];
         let output = Some(ViewMut::of(&mut got));
-        host.submit(call(Operation::Recv { from: Rank(1) }, 1, LATE, output)).unwrap_err()
+        group.submit(call(Operation::Recv { from: Rank(1) }, 1, LATE, output)).unwrap_err()
     });
     std::thread::sleep(Duration::from_millis(300));
     let started = Instant::now();
@@ -317,21 +317,21 @@ fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
 
 #[test]
 fn looking_without_sleep_ends_at_the_deadline() {
-    let (mut host, _peers) = rank_0_of(2, Duration::from_secs(3600));
+    let (mut group, _peers) = rank_0_of(2, Duration::from_secs(3600));
     let error = in_time(move || {
-        host.submit(call(Operation::Barrier, 1, Duration::from_millis(300), None)).unwrap_err()
+        group.submit(call(Operation::Barrier, 1, Duration::from_millis(300), None)).unwrap_err()
     });
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]), "{error}");
 }
 
 #[test]
 fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
-    let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
+    let (mut group, mut peers) = rank_0_of(3, Duration::ZERO);
     let mut other = peers.pop().unwrap();
     drop(peers);
-    let error = host.negotiate(Instant::now() + LATE).unwrap_err();
+    let error = group.negotiate(Instant::now() + LATE).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
-    drop(host);
+    drop(group);
     other.set_read_timeout(Some(LATE)).unwrap();
     let kinds = std::iter::from_fn(|| read_frame(&mut other)).map(|header| header.kind);
     let kinds: Vec<Kind> = kinds.filter(|kind| *kind != Kind::Data).collect();
@@ -340,13 +340,13 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 
 #[test]
 fn a_rank_that_does_not_make_the_group_is_named() {
-    let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
+    let (mut group, mut peers) = rank_0_of(3, Duration::ZERO);
     // One rank has entered the call, sent its messages, and waits too.
     let (operation, count) = (Operation::Send { to: Rank(0) }, shared::SEGMENT_HANDLE);
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
     peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
-    let error = host.negotiate(Instant::now() + Duration::from_millis(300)).unwrap_err();
+    let error = group.negotiate(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }
 
@@ -364,13 +364,13 @@ fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
         ..control(Kind::Query, Rank(1), 0)
     };
     let outcome = |has_come: bool| {
-        let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
-        host.settings.liveness = Some(mesh.liveness());
-        host.links[Peer::new(1, 0).unwrap()].peer.data_address = stopped.local_addr().ok();
+        let (mut group, mut peers) = rank_0_of(3, Duration::ZERO);
+        group.settings.liveness = Some(mesh.liveness());
+        group.links[Peer::new(1, 0).unwrap()].peer.data_address = stopped.local_addr().ok();
         if has_come {
             peers[0].write_all(&there.encode()).unwrap();
         }
-        host.submit(call(Operation::Barrier, 1, Duration::from_secs(6), None)).unwrap_err()
+        group.submit(call(Operation::Barrier, 1, Duration::from_secs(6), None)).unwrap_err()
     };
     let outcome = &outcome;
     let [stopped, passed] = std::thread::scope(|scope| {
@@ -382,9 +382,9 @@ fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
 
 #[test]
 fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
-    let (mut host, peers) = rank_0_of(2, Duration::ZERO);
+    let (mut group, peers) = rank_0_of(2, Duration::ZERO);
     drop(peers);
-    let link = &mut host.links[Peer::new(1, 0).unwrap()];
+    let link = &mut group.links[Peer::new(1, 0).unwrap()];
     let begun = Instant::now();
     // The first bytes may still fit the socket.
     while link.closed.is_none() && begun.elapsed() < LATE {
@@ -396,22 +396,22 @@ fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
 
 #[test]
 fn a_forced_path_is_taken_by_calls_made_before_too() {
-    let (mut host, _peers) = rank_0_of(4, Duration::ZERO);
+    let (mut group, _peers) = rank_0_of(4, Duration::ZERO);
     let call =
         CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 1000 };
-    let path = |host: &mut CpuGroup| host.program(call, true).unwrap().0;
-    let chosen = path(&mut host);
+    let path = |group: &mut CpuGroup| group.program(call, true).unwrap().0;
+    let chosen = path(&mut group);
     for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
-        host.force(Some(Path::Tcp(algorithm))).unwrap();
-        assert_eq!(path(&mut host), Path::Tcp(algorithm));
+        group.force(Some(Path::Tcp(algorithm))).unwrap();
+        assert_eq!(path(&mut group), Path::Tcp(algorithm));
     }
-    host.force(None).unwrap();
-    assert_eq!(path(&mut host), chosen);
+    group.force(None).unwrap();
+    assert_eq!(path(&mut group), chosen);
 }
 
 #[test]
 fn the_time_until_a_late_rank_comes_is_told_as_waiting() {
-    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let (mut group, mut peers) = rank_0_of(2, Duration::ZERO);
     let late = Duration::from_millis(60);
     let peer = std::thread::spawn(move || {
         std::thread::sleep(late);
@@ -425,8 +425,8 @@ fn the_time_until_a_late_rank_comes_is_told_as_waiting() {
         peers
     });
     let completion = in_time(move || {
-        let done = host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap();
-        (done, host)
+        let done = group.submit(call(Operation::Barrier, 1, LATE, None)).unwrap();
+        (done, group)
     });
     assert!(completion.0.waited >= late / 2, "{:?}", completion.0.waited);
     drop(peer.join().unwrap());

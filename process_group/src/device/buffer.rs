@@ -59,14 +59,14 @@ enum LocationMut<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     dtype: DType,
-    place: Location<'a>,
+    location: Location<'a>,
 }
 
 /// A writable, correctly aligned run of elements, in host memory or in the memory of a GPU.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     dtype: DType,
-    place: LocationMut<'a>,
+    location: LocationMut<'a>,
 }
 
 fn check(dtype: DType, address: usize, bytes: usize) -> Result<()> {
@@ -107,12 +107,12 @@ impl<'a> View<'a> {
     /// Interprets raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
     pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<Self> {
         check(dtype, bytes.as_ptr().addr(), bytes.len())?;
-        Ok(Self { dtype, place: Location::Host(bytes) })
+        Ok(Self { dtype, location: Location::Host(bytes) })
     }
 
     /// Views the elements of a slice.
     pub fn of<T: Element>(slice: &'a [T]) -> Self {
-        Self { dtype: T::DTYPE, place: Location::Host(bytemuck::cast_slice(slice)) }
+        Self { dtype: T::DTYPE, location: Location::Host(bytemuck::cast_slice(slice)) }
     }
 
     /// Views elements in the memory of a GPU.
@@ -124,7 +124,7 @@ impl<'a> View<'a> {
     /// itself enqueued behind the call, as that of [`DeviceBuffer`](crate::device::DeviceBuffer), needs no further care.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
-        Self { dtype, place: Location::Device(memory) }
+        Self { dtype, location: Location::Device(memory) }
     }
 
     /// Returns the element type.
@@ -139,7 +139,7 @@ impl<'a> View<'a> {
 
     /// Returns the number of bytes.
     pub fn byte_len(&self) -> usize {
-        match self.place {
+        match self.location {
             Location::Host(bytes) => bytes.len(),
             Location::Device(memory) => memory.bytes,
             Location::Tracked(slice) => slice.bytes(),
@@ -148,7 +148,7 @@ impl<'a> View<'a> {
 
     /// Returns the location of the elements.
     pub fn memory(&self) -> Memory {
-        match self.place {
+        match self.location {
             Location::Host(_) => Memory::Host,
             Location::Device(memory) => Memory::Device(memory.ordinal),
             Location::Tracked(slice) => Memory::Device(ordinal(slice)),
@@ -160,7 +160,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// [`Error::Invalid`] when it is not host memory.
     pub fn host(&self) -> Result<&'a [u8]> {
-        match self.place {
+        match self.location {
             Location::Host(bytes) => Ok(bytes),
             Location::Device(_) | Location::Tracked(_) => Err(not_host(self.memory())),
         }
@@ -177,7 +177,7 @@ impl<'a> View<'a> {
 
     /// Returns the memory, if it is a GPU's. For a slice of cudarc it is known only within a call, which orders the slice.
     pub fn device(&self) -> Option<DeviceMemory> {
-        match self.place {
+        match self.location {
             Location::Host(_) | Location::Tracked(_) => None,
             Location::Device(memory) => Some(memory),
         }
@@ -185,12 +185,12 @@ impl<'a> View<'a> {
 
     /// Views the elements of a slice of cudarc.
     pub(crate) fn tracked(dtype: DType, slice: &'a dyn Tracked) -> Self {
-        Self { dtype, place: Location::Tracked(slice) }
+        Self { dtype, location: Location::Tracked(slice) }
     }
 
     /// Returns the slice of cudarc, while it has not been ordered on a stream.
     pub(crate) fn slice(&self) -> Option<&'a dyn Tracked> {
-        match self.place {
+        match self.location {
             Location::Tracked(slice) => Some(slice),
             _ => None,
         }
@@ -204,7 +204,7 @@ impl<'a> View<'a> {
     {
         let slice = self.slice()?;
         let (address, enqueued) = slice.read_on(stream);
-        self.place =
+        self.location =
             Location::Device(DeviceMemory { ordinal: ordinal(slice), address, bytes: slice.bytes() });
         Some(enqueued)
     }
@@ -214,12 +214,12 @@ impl<'a> ViewMut<'a> {
     /// Interprets raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
     pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<Self> {
         check(dtype, bytes.as_ptr().addr(), bytes.len())?;
-        Ok(Self { dtype, place: LocationMut::Host(bytes) })
+        Ok(Self { dtype, location: LocationMut::Host(bytes) })
     }
 
     /// Views the elements of a slice.
     pub fn of<T: Element>(slice: &'a mut [T]) -> Self {
-        Self { dtype: T::DTYPE, place: LocationMut::Host(bytemuck::cast_slice_mut(slice)) }
+        Self { dtype: T::DTYPE, location: LocationMut::Host(bytemuck::cast_slice_mut(slice)) }
     }
 
     /// Views elements in the memory of a GPU.
@@ -228,17 +228,17 @@ impl<'a> ViewMut<'a> {
     /// As [`View::on_device`], and nothing reads it either until then.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
-        Self { dtype, place: LocationMut::Device(memory) }
+        Self { dtype, location: LocationMut::Device(memory) }
     }
 
     /// Returns the same elements, to read.
     pub fn as_view(&self) -> View<'_> {
-        let place = match &self.place {
+        let location = match &self.location {
             LocationMut::Host(bytes) => Location::Host(bytes),
             LocationMut::Device(memory) => Location::Device(*memory),
             LocationMut::Tracked(slice) => Location::Tracked(&**slice),
         };
-        View { dtype: self.dtype, place }
+        View { dtype: self.dtype, location }
     }
 
     /// Returns the element type.
@@ -267,7 +267,7 @@ impl<'a> ViewMut<'a> {
     /// [`Error::Invalid`] when it is not host memory.
     pub fn host(&mut self) -> Result<&mut [u8]> {
         let memory = self.memory();
-        match &mut self.place {
+        match &mut self.location {
             LocationMut::Host(bytes) => Ok(bytes),
             LocationMut::Device(_) | LocationMut::Tracked(_) => Err(not_host(memory)),
         }
@@ -289,7 +289,7 @@ impl<'a> ViewMut<'a> {
 
     /// Views the elements of a slice of cudarc.
     pub(crate) fn tracked(dtype: DType, slice: &'a mut dyn TrackedMut) -> Self {
-        Self { dtype, place: LocationMut::Tracked(slice) }
+        Self { dtype, location: LocationMut::Tracked(slice) }
     }
 
     /// As [`View::order`], for the work that reads or writes the slice. Work enqueued until the result is dropped writes it.
@@ -299,12 +299,12 @@ impl<'a> ViewMut<'a> {
     {
         let slice = self.as_view().slice()?;
         let memory = DeviceMemory { ordinal: ordinal(slice), address: 0, bytes: slice.bytes() };
-        let LocationMut::Tracked(slice) = std::mem::replace(&mut self.place, LocationMut::Device(memory))
+        let LocationMut::Tracked(slice) = std::mem::replace(&mut self.location, LocationMut::Device(memory))
         else {
             return None;
         };
         let (address, enqueued) = slice.write_on(stream);
-        self.place = LocationMut::Device(DeviceMemory { address, ..memory });
+        self.location = LocationMut::Device(DeviceMemory { address, ..memory });
         Some(enqueued)
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ryzanstein_config::DeviceConfig;
 
 use super::cublaslt::CublasLt;
-use super::discover::{Found, LibrarySearch, Missing, open, places};
+use super::discover::{Found, LibrarySearch, Missing, candidates, open};
 use super::driver::Driver;
 use super::error::DeviceError;
 use super::nccl::Nccl;
@@ -34,7 +34,7 @@ impl Libraries {
             let key = "device.cuda";
             // A driver belongs to its kernel: only the loader's locations contain it.
             let nothing = LibrarySearch::default();
-            open(key, places(key, config.cuda.as_deref(), &["libcuda.so.1"], &nothing))
+            open(key, candidates(key, config.cuda.as_deref(), &["libcuda.so.1"], &nothing))
         };
         // Libraries of CUDA 13 need a driver of version 13; those of CUDA 12 run on both.
         let newest = driver.as_ref().map_or(13, |d| d.version.0);
@@ -43,7 +43,7 @@ impl Libraries {
         };
         let all = |key: &'static str, configured: &Option<PathBuf>, names: &[String]| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            places(key, configured.as_deref(), &names, search)
+            candidates(key, configured.as_deref(), &names, search)
         };
         Self {
             nccl: open("device.nccl", all("device.nccl", &config.nccl, &["libnccl.so.2".into()])),

@@ -19,7 +19,7 @@ pub struct CapturedCalls {
 
 impl ProcessGroup {
     /// Chooses whether graphs that are captured from now on time some of their calls, as `profile.graphs` does at the start. Each
-    /// timed call makes a replay some 20 µs longer. Returns the choice before.
+    /// timed call makes a replay longer. Returns the choice before.
     pub fn set_graph_timing(&mut self, is_timed: bool) -> bool {
         std::mem::replace(&mut self.info.times_graphs, is_timed)
     }

@@ -12,7 +12,7 @@ use crate::types::dtype::{DType, Element, with_element};
 pub(super) struct GroupMemory {
     dtype: DType,
     count: usize,
-    place: Storage,
+    storage: Storage,
 }
 
 #[derive(Debug)]
@@ -30,20 +30,20 @@ impl GroupMemory {
             own.write(values)?;
             return Ok(own);
         };
-        let place = Storage::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone());
-        Ok(Self { dtype: T::DTYPE, count: values.len(), place })
+        let storage = Storage::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone());
+        Ok(Self { dtype: T::DTYPE, count: values.len(), storage })
     }
 
     /// Allocates zeros.
     pub(super) fn new(device: Option<&Device>, dtype: DType, count: usize) -> Result<Self> {
-        let place = if let Some(device) = device {
+        let storage = if let Some(device) = device {
             let mut buffer = DeviceBuffer::new(device, dtype, count)?;
             buffer.zero(device.stream(), 0..count)?;
             Storage::Device(buffer, device.stream().clone())
         } else {
             Storage::Host(vec![0; (count * dtype.size()).div_ceil(size_of::<u64>())])
         };
-        Ok(Self { dtype, count, place })
+        Ok(Self { dtype, count, storage })
     }
 
     /// Writes all elements. On a GPU this waits for the copy.
@@ -56,7 +56,7 @@ impl GroupMemory {
                 values.len()
             )));
         }
-        match &mut self.place {
+        match &mut self.storage {
             Storage::Device(buffer, stream) => buffer.write(stream, values)?,
             Storage::Host(words) => {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
@@ -69,7 +69,7 @@ impl GroupMemory {
     /// Reads all elements. On a GPU this waits for the copy.
     pub(super) fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         debug_assert_eq!(T::DTYPE, self.dtype);
-        match &self.place {
+        match &self.storage {
             Storage::Host(words) => {
                 Ok(bytemuck::cast_slice(&bytemuck::cast_slice::<_, u8>(words)[..self.bytes()]).to_vec())
             }
@@ -84,7 +84,7 @@ impl GroupMemory {
     /// Returns the bytes of a range of elements on the host; `None` on a GPU.
     pub(super) fn host(&mut self, elements: Range<usize>) -> Option<&mut [u8]> {
         let size = self.dtype.size();
-        match &mut self.place {
+        match &mut self.storage {
             Storage::Host(words) => {
                 Some(&mut bytemuck::cast_slice_mut(words)[elements.start * size..elements.end * size])
             }
@@ -94,7 +94,7 @@ impl GroupMemory {
 
     /// Returns a range of elements on a GPU; `None` on the host.
     pub(super) fn device(&mut self, elements: Range<usize>) -> Result<Option<DeviceSliceMut<'_>>> {
-        match &mut self.place {
+        match &mut self.storage {
             Storage::Device(buffer, _) => Ok(Some(buffer.slice_mut(elements)?)),
             Storage::Host(_) => Ok(None),
         }
@@ -102,7 +102,7 @@ impl GroupMemory {
 
     /// Zeroes a range of elements. On a GPU this is enqueued on the compute stream.
     pub(super) fn zero(&mut self, elements: Range<usize>) -> Result<()> {
-        if let Storage::Device(buffer, stream) = &mut self.place {
+        if let Storage::Device(buffer, stream) = &mut self.storage {
             buffer.zero(stream, elements)?;
         } else if let Some(bytes) = self.host(elements) {
             bytes.fill(0);
@@ -114,7 +114,7 @@ impl GroupMemory {
 impl Buffer for GroupMemory {
     fn view(&self) -> View<'_> {
         let bytes = self.bytes();
-        match &self.place {
+        match &self.storage {
             Storage::Host(words) => {
                 let bytes: &[u8] = &bytemuck::cast_slice(words)[..bytes];
                 with_element!(self.dtype, T => View::of::<T>(bytemuck::cast_slice(bytes)))
@@ -127,7 +127,7 @@ impl Buffer for GroupMemory {
 impl BufferMut for GroupMemory {
     fn view_mut(&mut self) -> ViewMut<'_> {
         let bytes = self.bytes();
-        match &mut self.place {
+        match &mut self.storage {
             Storage::Host(words) => {
                 let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(words)[..bytes];
                 with_element!(self.dtype, T => ViewMut::of::<T>(bytemuck::cast_slice_mut(bytes)))

@@ -208,7 +208,7 @@ impl ProcessGroup {
                     },
                     times_graphs: false,
                 };
-                Self::on(info, AnyBackend::Host(Box::new(backend)), Some(Arc::clone(&store)), None)
+                Self::on(info, AnyBackend::Cpu(Box::new(backend)), Some(Arc::clone(&store)), None)
             })
             .collect()
     }

@@ -180,7 +180,7 @@ fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
         let log = Log::default();
         let backend = Box::new(Failing(error, Arc::clone(&log)));
         let store: Arc<dyn Store> = Arc::new(Deaf(Arc::clone(&log)));
-        let mut group = ProcessGroup::on(info("failing", 0, 2), AnyBackend::Host(backend), Some(store), None);
+        let mut group = ProcessGroup::on(info("failing", 0, 2), AnyBackend::Cpu(backend), Some(store), None);
         group.barrier().unwrap_err();
         assert_eq!(*lock(&log), ["abort", "abort reason"]);
     }
@@ -208,7 +208,7 @@ fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_
             let backend = Box::new(Failing(error, Log::default()));
             let mut group = ProcessGroup::on(
                 info(&name, rank, 2),
-                AnyBackend::Host(backend),
+                AnyBackend::Cpu(backend),
                 Some(Arc::clone(&store)),
                 None,
             );
@@ -218,7 +218,7 @@ fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_
     assert!(told[1].to_string().contains("the cable was pulled"), "{}", told[1]);
 
     let backend = Box::new(Failing(Error::Transport("not used".into()), Log::default()));
-    let mut alone = ProcessGroup::on(info(&name, 0, 1), AnyBackend::Host(backend), Some(store), None);
+    let mut alone = ProcessGroup::on(info(&name, 0, 1), AnyBackend::Cpu(backend), Some(store), None);
     assert_eq!(alone.monitored_barrier(LATE).unwrap().len(), 1);
 }
 
@@ -278,7 +278,7 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
     let mut info = info("timed", 0, 2);
     info.recording.record = true;
     let timings = Arc::clone(&times) as Arc<dyn Timings>;
-    let backend = AnyBackend::Host(Box::new(Timed(times)));
+    let backend = AnyBackend::Cpu(Box::new(Timed(times)));
     let mut group = ProcessGroup::with(info, backend, Some((timings, None)), None, None);
     let profile = group.profile();
     group.all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).unwrap();
@@ -366,7 +366,7 @@ fn the_self_check_finds_an_operation_or_a_type_that_is_wrong() {
                 let backend = Lossy(backend, fault);
                 let mut group = ProcessGroup::on(
                     info("lossy", rank.0, 3),
-                    AnyBackend::Host(Box::new(backend)),
+                    AnyBackend::Cpu(Box::new(backend)),
                     None,
                     None,
                 );

@@ -70,7 +70,7 @@ impl GroupMaker {
             newest_calls: profile.recorder.get() as usize,
             slow_call: profile.slow_call,
             slow_gbs: match backend {
-                AnyBackend::Host(_) => SLOW_HOST_GBS,
+                AnyBackend::Cpu(_) => SLOW_HOST_GBS,
                 AnyBackend::Stream(_) => SLOW_DEVICE_GBS,
             },
             every: profile.slow_call_every,

@@ -23,7 +23,7 @@ use crate::link::security::Security;
 use crate::membership::layout::Layout;
 use crate::membership::rendezvous::{Membership, Rendezvous};
 use crate::membership::roster::{Candidate, Cpus, Roster};
-use crate::membership::store;
+use crate::membership::store::{self, Store};
 use crate::observe::profile::{Profile, ProfileRow};
 use crate::observe::recorder::FlightRecorder;
 use crate::types::backend_kind::BackendKind;
@@ -298,6 +298,11 @@ impl ProcessGroupManager {
     /// Returns the duration of [`initialize`](Self::initialize).
     pub fn init_time(&self) -> Duration {
         self.init
+    }
+
+    /// Returns the job's shared store.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.maker.membership.store)
     }
 
     /// Returns the measurements of all groups so far.

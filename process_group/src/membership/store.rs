@@ -90,7 +90,9 @@ pub(crate) fn barrier_gather(
     let result = format!("{name}/result");
     let read = |until: Instant| match store.get(&result, until) {
         Ok(bytes) => rmp_serde::from_slice(&bytes).map(Some).map_err(|e| {
-            Error::Rendezvous(format!("the result of barrier `{name}` is not that of this version: {e}"))
+            Error::Rendezvous(format!(
+                "the result of barrier `{name}` cannot be read: {e}; all ranks need the same version"
+            ))
         }),
         Err(Error::Timeout { .. }) => Ok(None),
         Err(error) => Err(error),

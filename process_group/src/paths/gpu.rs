@@ -14,7 +14,8 @@ pub(crate) fn nccl_table(world_size: usize) -> PathTable {
 pub const PEER_TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Returns the maximum number of bytes of an all-reduce, and above two ranks of a broadcast, that takes one step; also the size of a
-/// slot in the GPU memory that ranks share. Longer arrays take two steps, which send less.
+/// slot in the GPU memory that ranks share. Longer arrays take two steps, which send less. Above 4
+/// ranks the limit is an estimate from the bytes that a rank sends.
 pub const fn one_shot_most(world_size: usize) -> usize {
     match world_size {
         0..=2 => 2 << 20,
@@ -39,7 +40,7 @@ pub const MOST_ROW: usize = 8 * 512 * 16;
 pub const PEER_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
 /// Maximum number of bytes of an array of one launch of the two-step kernels; longer arrays take several. The gap between two
-/// launches is less than a hundredth of the time of one.
+/// launches is short against one.
 pub const TWO_SHOT_PART: usize = 32 << 20;
 
 /// Returns the maximum number of bytes of a rank's chunk for one launch of the two-step kernels: whole warps of vectors of 16

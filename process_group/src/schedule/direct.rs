@@ -76,7 +76,8 @@ fn star(place: usize, n: usize) -> (Option<usize>, Vec<usize>) {
     if place == 0 { (None, (1..n).collect()) } else { (Some(0), vec![]) }
 }
 
-/// All-reduces a part of the vector among some ranks, of which this one is at `index`. Its own elements are in `space`.
+/// All-reduces `part` of the vector among `ranks`, where this rank is `ranks[index]`. Its terms are in `space`; the sum goes to the
+/// output.
 pub(super) fn all_reduce(
     b: &mut Builder<'_>,
     (ranks, index): (&[usize], usize),

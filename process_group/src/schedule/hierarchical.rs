@@ -82,8 +82,8 @@ fn all_reduce(b: &mut Builder<'_>) {
             b.reduce_into(output, sources, hosts.count() == 1);
         }
         let counterparts: Vec<usize> = hosts.ranks().iter().map(|ranks| ranks[place]).collect();
-        if let n @ 2.. = counterparts.len() {
-            let is_one_shot = exchanges_whole(n, mine.len());
+        if hosts.count() > 1 {
+            let is_one_shot = exchanges_whole(hosts.count(), mine.len());
             direct::all_reduce(b, (&counterparts, host), (Space::Output, mine), is_one_shot);
         }
         for other in &others {

@@ -13,7 +13,8 @@ use crate::norm::RmsNorm;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// The minimum number of bytes of a rank's terms of which each rank adds a share. Every rank adds shorter ones, which saves a call.
+/// The minimum number of bytes of a rank's terms for which the ranks divide the addition. Shorter ones are gathered and added by every
+/// rank, which saves a call.
 const SHARED_TERMS: usize = 64 << 10;
 
 /// Options of a row-parallel layer.
@@ -36,8 +37,9 @@ impl Default for RowOptions {
 /// `y = x · Wᵀ + b` with the input features sharded: every rank computes one term of the sum.
 ///
 /// With [invariant](Compute::numerics) numerics, a rank adds its parts of the inputs as a subtree, in `f32`, and these sums are added as
-/// the rest of the tree: by the group's kernel with the norm if it has one; otherwise each rank adds a share, or every rank adds all if
-/// they are short. So the result has the same bits with every world size (the binary tree of TBIK, arXiv 2511.17826).
+/// the rest of the tree: by the group's kernel with the norm if it has one; otherwise each rank adds a share of the elements, or every
+/// rank adds all of them if they are few. So the result has the same bits with every world size (the binary tree of TBIK, arXiv
+/// 2511.17826).
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,
@@ -93,7 +95,7 @@ impl RowParallelLinear {
     }
 
     /// Returns the sum over all ranks plus the bias. Without `reduce_results`, returns this rank's term of the sum. Takes one all-reduce;
-    /// with invariant numerics one all-gather, and before it an all-to-all if the terms are long.
+    /// with invariant numerics one all-gather, before it an all-to-all if the terms are long and the ranks divide the columns.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
@@ -166,7 +168,7 @@ impl RowParallelLinear {
         if self.options.reduce_results && group.world_size() > 1 {
             let mine = self.subtree(x, (leaves, DType::F32), compute)?;
             let (ranks, rows, columns) = (group.world_size(), mine.rows(), mine.columns());
-            let is_shared = size_of::<f32>() * mine.count() >= SHARED_TERMS && columns.is_multiple_of(ranks);
+            let is_shared = mine.bytes() >= SHARED_TERMS && columns.is_multiple_of(ranks);
             if is_shared && let Some(group) = group.process_group() {
                 // A share is consecutive elements, whichever rows they are of.
                 let mut terms = compute.scratch(&[ranks, rows, columns / ranks], DType::F32)?;

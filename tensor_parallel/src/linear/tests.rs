@@ -143,7 +143,7 @@ fn squared_error(numerics: Numerics) -> f64 {
         x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
     };
     let got = row_parallel(&x, &weight, 4, numerics).remove(0);
-    got.iter().enumerate().map(|(i, got)| (f64::from(*got) - exact(i)).powi(2)).sum()
+    got.values.iter().enumerate().map(|(i, got)| (f64::from(*got) - exact(i)).powi(2)).sum()
 }
 
 #[test]
@@ -151,8 +151,15 @@ fn errors_with_invariant_numerics_are_not_above_those_of_fast_ones() {
     assert!(squared_error(Numerics::Invariant) <= squared_error(Numerics::Fast));
 }
 
+/// A product, and the calls that it took.
+struct Product {
+    values: Vec<f32>,
+    all_to_alls: u64,
+    all_gathers: u64,
+}
+
 /// The product `x · weightᵀ` of a row-parallel layer, on each rank.
-fn row_parallel(x: &Tensor, weight: &Tensor, world_size: usize, numerics: Numerics) -> Vec<Vec<f32>> {
+fn row_parallel(x: &Tensor, weight: &Tensor, world_size: usize, numerics: Numerics) -> Vec<Product> {
     let (dtype, shape) = (weight.dtype(), [weight.rows(), weight.columns()]);
     let whole = Tensor::new(&shape, weight.values().unwrap().into_owned(), dtype).unwrap();
     let weights = HashMap::from([("l.weight".to_owned(), whole)]);
@@ -166,7 +173,10 @@ fn row_parallel(x: &Tensor, weight: &Tensor, world_size: usize, numerics: Numeri
                 let mut loader = Loader::new(&mut source, rank, world_size, dtype).on(&compute);
                 let options = RowOptions { input_is_parallel: false, ..RowOptions::default() };
                 let layer = RowParallelLinear::load(&mut loader, "l", shape.into(), options).unwrap();
-                layer.forward(x, &compute, &mut group).unwrap().values().unwrap().into_owned()
+                let values = layer.forward(x, &compute, &mut group).unwrap().values().unwrap().into_owned();
+                let calls = group.profile();
+                let [all_to_alls, all_gathers] = ["all_to_all", "all_gather"].map(|name| calls.calls(name));
+                Product { values, all_to_alls, all_gathers }
             })
         });
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -191,20 +201,31 @@ proptest! {
 
     #[test]
     fn a_row_parallel_product_with_invariant_numerics_has_the_same_bits_at_every_world_size(
-        rows in prop_oneof![1usize..20, 180usize..220], outputs in prop_oneof![40usize..130, Just(128)], part in 1usize..70, seed in any::<u64>(), is_bf16 in any::<bool>(),
+        rows in prop_oneof![1usize..20, 180usize..220], outputs in prop_oneof![40usize..130, Just(128)],
+        part in 1usize..70, seed in any::<u64>(), is_bf16 in any::<bool>(),
     ) {
         let dtype = if is_bf16 { DType::BF16 } else { DType::F32 };
         let (x, weight) = (uneven(&[rows, 8 * part], seed, dtype), uneven(&[outputs, 8 * part], !seed, dtype));
-        let alone = row_parallel(&x, &weight, 1, Numerics::Invariant).remove(0);
+        let alone = row_parallel(&x, &weight, 1, Numerics::Invariant).remove(0).values;
         for world_size in [2, 4, 8] {
             for sum in row_parallel(&x, &weight, world_size, Numerics::Invariant) {
-                prop_assert!(sum == alone, "{} ranks", world_size);
+                prop_assert!(sum.values == alone, "{} ranks", world_size);
             }
         }
         // The same product with two leaves in other places of the tree. In bf16 the sum may round to the same value.
         if !is_bf16 && part > 2 {
             let moved = row_parallel(&swap_parts(&x, 1, 2), &swap_parts(&weight, 1, 2), 1, Numerics::Invariant);
-            prop_assert!(moved[0] != alone);
+            prop_assert!(moved[0].values != alone);
+        }
+    }
+}
+
+#[test]
+fn ranks_divide_the_addition_of_long_terms_and_gather_short_ones() {
+    for (rows, outputs, calls) in [(200, 128, [1, 1]), (8, 128, [0, 1]), (200, 129, [0, 1])] {
+        let (x, weight) = (uneven(&[rows, 64], 1, DType::BF16), uneven(&[outputs, 64], 2, DType::BF16));
+        for product in row_parallel(&x, &weight, 2, Numerics::Invariant) {
+            assert_eq!([product.all_to_alls, product.all_gathers], calls, "{rows} x {outputs}");
         }
     }
 }

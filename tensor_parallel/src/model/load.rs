@@ -37,14 +37,14 @@ impl Plan {
 
 /// The shard of a model that a rank holds: of the layers, and of each layer.
 #[derive(Clone, Copy)]
-struct Place {
+struct ShardLocation {
     stage: Stage,
     rank: usize,
     world_size: usize,
     numerics: Numerics,
 }
 
-impl Place {
+impl ShardLocation {
     fn of(groups: &mut dyn ModelGroups) -> Self {
         let stage = stage_of(groups);
         let tensor = groups.tensor();
@@ -71,7 +71,7 @@ enum Reader {
 fn prepare(
     directory: &Path,
     dtype: Option<DType>,
-    place: Place,
+    place: ShardLocation,
     reader: Reader,
 ) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
@@ -125,7 +125,12 @@ fn rename_tensors(checkpoint: &mut Checkpoint, config: &LlamaConfig) -> Result<(
 /// Returns true if embedding and head share one matrix. As in transformers, they do not if the checkpoint has both and they differ.
 ///
 /// A rank compares only the rows that it loads, so ranks may decide differently, with the same results.
-fn is_tied(checkpoint: &Checkpoint, config: &LlamaConfig, place: Place, reader: Reader) -> Result<bool> {
+fn is_tied(
+    checkpoint: &Checkpoint,
+    config: &LlamaConfig,
+    place: ShardLocation,
+    reader: Reader,
+) -> Result<bool> {
     if !config.tied_embeddings || !checkpoint.contains(HEAD) || !checkpoint.contains(EMBEDDING) {
         return Ok(config.tied_embeddings);
     }
@@ -188,7 +193,7 @@ impl Llama {
     ) -> Result<(Self, T)> {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
-        let place = Place::of(groups);
+        let place = ShardLocation::of(groups);
         let reader = if is_first(groups) { Reader::First } else { Reader::Other };
         let prepared = prepare(directory, dtype, place, reader).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
@@ -231,7 +236,7 @@ impl Llama {
     ) -> Result<Self> {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
-        let place = Place::of(groups);
+        let place = ShardLocation::of(groups);
         let world = groups.world();
         let prepared = match directory {
             _ if world.rank() != root => None,
@@ -341,7 +346,7 @@ fn build(
     plan: &Plan,
     compute: Box<dyn Compute>,
     source: &mut dyn WeightSource,
-    Place { stage, rank, world_size, .. }: Place,
+    ShardLocation { stage, rank, world_size, .. }: ShardLocation,
 ) -> Result<Llama> {
     let mut loader = Loader::new(source, rank, world_size, plan.weights).at_stage(stage);
     Llama::from_loader(config, plan.activations, compute, &mut loader)

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use ryzanstein_benches::measure::median;
 use ryzanstein_process_group::schedule::Hosts;
 use ryzanstein_process_group::units;
 use ryzanstein_process_group::{GroupBuffer, ProcessGroup, Rank, Result, Roster};
@@ -81,9 +82,7 @@ impl Ends {
             group.synchronize()?;
             trips.push(started.elapsed().as_secs_f64() * 1e6);
         }
-        let timed = &mut trips[ROUND_TRIPS / 11..];
-        timed.sort_by(f64::total_cmp);
-        let latency = timed[timed.len() / 2] / 2.0;
+        let latency = median(trips.split_off(ROUND_TRIPS / 11)) / 2.0;
         let mut gbs = 0.0;
         for sends in [is_first, !is_first] {
             // The first message establishes the route and is not timed.

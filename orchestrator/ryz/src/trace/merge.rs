@@ -263,7 +263,7 @@ fn late(all: &[Recorded<'_>]) -> Option<Late> {
     }
     let medians = behind.into_iter().map(|(rank, mut times)| {
         times.sort_unstable();
-        (times[times.len() / 2], rank)
+        (times[(times.len() - 1) / 2], rank)
     });
     let (median_ns, rank) = medians.max_by_key(|(median, _)| *median)?;
     Some(Late { rank, median_ns, calls: compared })

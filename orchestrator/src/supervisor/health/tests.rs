@@ -44,7 +44,7 @@ impl Job {
 
     fn beats(&mut self, now: f64, rank: u32, groups: &[Group]) {
         let report = Arc::new(Report { groups: groups.to_vec(), ..Report::default() });
-        self.rank(rank).beat = Some(Beat { heard: s(now), report });
+        self.rank(rank).beat = Some(Heartbeat { heard: s(now), report });
     }
 
     /// Examines the ranks every half second until this time, as the supervisor does.
@@ -115,7 +115,7 @@ fn dead_stopped_and_leaving_ranks_are_not_silent() {
     job.rank(0).process = Process::Ended;
     job.rank(1).process = Process::Stopped;
     let report = Arc::new(Report { leaving: true, ..Report::default() });
-    job.rank(2).beat = Some(Beat { heard: s(0.0), report });
+    job.rank(2).beat = Some(Heartbeat { heard: s(0.0), report });
     assert_eq!(job.look(100.0), []);
 }
 

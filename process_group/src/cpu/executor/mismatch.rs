@@ -59,7 +59,7 @@ impl Run<'_> {
     /// Handles a peer that sends for a later call and never sent the message that this call needs: it called something else. Asks
     /// for that call; the answer follows everything that the peer has sent. If the peer does not answer in time, its current call
     /// takes the place of the answer.
-    pub(super) fn peer_is_ahead(&mut self, peer: Peer, header: &Header) -> Error {
+    pub(super) fn error_of_peer_ahead(&mut self, peer: Peer, header: &Header) -> Error {
         let now = self.check(peer, header).err().unwrap_or_else(|| self.corrupt(peer, "a message too early"));
         self.ask();
         let until = Instant::now() + ANSWER;

@@ -93,7 +93,7 @@ impl Run<'_> {
             return Ok(false);
         }
         if !is_message && header.sequence > self.sequence {
-            return Err(self.peer_is_ahead(peer, &header));
+            return Err(self.error_of_peer_ahead(peer, &header));
         }
         self.check(peer, &header)?;
         self.check_length(peer, &header, node)?;

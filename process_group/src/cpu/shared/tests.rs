@@ -11,7 +11,7 @@ use super::byte_queue::RING;
 use super::*;
 use crate::testing::{LATE, in_time};
 
-/// Returns both ranks of a host, after they have met.
+/// Returns both ranks of a host, after each has opened the segment of the other.
 pub(in crate::cpu) fn pair(has_sockets: bool) -> [(ByteQueues, Doorbell); 2] {
     let [a, b] = [0, 1].map(|place| ExportedSegment::new(place, 2, has_sockets).unwrap());
     let (of_a, of_b) = (a.handle(), b.handle());

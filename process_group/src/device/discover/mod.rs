@@ -117,7 +117,7 @@ pub struct Found<T> {
 }
 
 /// Returns every location of a library with these file names, best first.
-pub(super) fn places(
+pub(super) fn candidates(
     key: &'static str,
     configured: Option<&Path>,
     names: &[&str],
@@ -201,9 +201,9 @@ fn folders_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Opens the first usable library, and never closes it.
-pub(super) fn open<T: Table>(key: &'static str, places: Vec<Candidate>) -> Result<Found<T>, Missing> {
+pub(super) fn open<T: Table>(key: &'static str, candidates: Vec<Candidate>) -> Result<Found<T>, Missing> {
     let mut looked = Vec::new();
-    for Candidate { path, origin } in places {
+    for Candidate { path, origin } in candidates {
         match try_open::<T>(&path) {
             Ok((functions, version)) => {
                 let file = file_of(functions.address()).unwrap_or(path);

@@ -30,8 +30,8 @@ impl Drop for Tree {
 
 const NAMES: [&str; 2] = ["libx.so.13", "libx.so.12"];
 
-fn inside(tree: &Tree, places: &[Candidate]) -> Vec<PathBuf> {
-    places.iter().map(|p| p.path.clone()).filter(|p| p.starts_with(&tree.0)).collect()
+fn inside(tree: &Tree, candidates: &[Candidate]) -> Vec<PathBuf> {
+    candidates.iter().map(|p| p.path.clone()).filter(|p| p.starts_with(&tree.0)).collect()
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn both_layouts_of_a_python_environment_are_found_after_the_loader() {
     let new = tree.file("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.13");
     tree.file("venv/lib/python3.12/site-packages/other/x/lib/libx.so.13");
     let around = LibrarySearch { virtual_env: Some(tree.0.join("venv")), ..LibrarySearch::default() };
-    let found = places("device.x", None, &NAMES, &around);
+    let found = candidates("device.x", None, &NAMES, &around);
     assert_eq!(found[0], Candidate { path: "libx.so.13".into(), origin: Origin::Loader });
     assert_eq!(found[1], Candidate { path: "libx.so.12".into(), origin: Origin::Loader });
     assert_eq!(inside(&tree, &found), [new, old]);
@@ -57,19 +57,19 @@ fn the_python_on_the_path_is_followed_through_its_link() {
     std::os::unix::fs::symlink(tree.0.join("real/bin/python3"), tree.0.join("bin/python3")).unwrap();
     let around =
         LibrarySearch { path: vec![tree.0.join("nowhere"), tree.0.join("bin")], ..LibrarySearch::default() };
-    let found = places("device.x", None, &NAMES, &around);
+    let found = candidates("device.x", None, &NAMES, &around);
     assert_eq!(inside(&tree, &found).len(), 1);
     assert!(library.canonicalize().unwrap() == inside(&tree, &found)[0].canonicalize().unwrap());
 }
 
 #[test]
-fn a_configured_path_is_the_only_place() {
+fn a_configured_path_is_the_only_candidate() {
     let tree = Tree::new("configured");
     let file = tree.file("here/libx.so.12");
     let around = LibrarySearch { virtual_env: Some(tree.0.clone()), ..LibrarySearch::default() };
-    let by_file = places("device.x", Some(&file), &NAMES, &around);
+    let by_file = candidates("device.x", Some(&file), &NAMES, &around);
     assert_eq!(by_file, [Candidate { path: file, origin: Origin::Configured("device.x") }]);
-    let by_folder = places("device.x", Some(&tree.0.join("here")), &NAMES, &around);
+    let by_folder = candidates("device.x", Some(&tree.0.join("here")), &NAMES, &around);
     let paths: Vec<_> = by_folder.iter().map(|p| p.path.strip_prefix(&tree.0).unwrap()).collect();
     assert_eq!(paths, [Path::new("here/libx.so.13"), Path::new("here/libx.so.12")]);
 }
@@ -89,7 +89,7 @@ impl Table for Mathematics {
 }
 
 #[test]
-fn what_is_absent_broken_too_old_or_lacks_functions_is_told_with_its_place() {
+fn what_is_absent_broken_too_old_or_lacks_functions_is_told_with_its_location() {
     let tree = Tree::new("missing");
     let broken = tree.file("libx.so.12");
     let by = |path: &Path| Candidate { path: path.into(), origin: Origin::Loader };

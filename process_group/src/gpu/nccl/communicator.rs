@@ -187,24 +187,24 @@ impl NcclComm {
     fn make_bootstrap(&self, id: ncclUniqueId, deadline: Instant) -> Result<()> {
         self.device.bind()?;
         let mut parents = lock(&self.parents);
-        let (place, mut config) = (HandleSlot::new(), config(Kind::Bootstrap));
+        let (slot, mut config) = (HandleSlot::new(), config(Kind::Bootstrap));
         let members = &self.status.members;
         let (n, rank) = (members.all.len() as i32, members.position as i32);
         // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version of the
-        // layout it has and is read during the call, and the place stays until NCCL is done with it.
+        // layout it has and is read during the call, and the slot stays until NCCL is done with it.
         let code = unsafe {
             foreign!(
                 nccl,
-                self.nccl.ncclCommInitRankConfig(place.0.as_ptr().cast(), n, id, rank, &raw mut config)
+                self.nccl.ncclCommInitRankConfig(slot.0.as_ptr().cast(), n, id, rank, &raw mut config)
             )
         };
         // NCCL writes the handle at once, as it is needed for polling. It does so also when it fails: the handle is then ended with
         // the others, under the same lock.
-        let handle = place.now();
+        let handle = slot.now();
         parents.bootstrap = (handle != 0).then_some(handle);
         let outcome = self.poll("ncclCommInitRankConfig", begun(code), handle, deadline);
         if outcome.is_err() {
-            place.abandon();
+            slot.abandon();
         }
         outcome
     }
@@ -230,9 +230,9 @@ impl NcclComm {
             parent.status.check()?;
             return Err(Error::Transport("a communicator was to be split off one that is gone".into()));
         };
-        let (place, mut config) = (HandleSlot::new(), config(to));
+        let (slot, mut config) = (HandleSlot::new(), config(to));
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
-        // SAFETY: the parent lives while it is locked; config and place as for the bootstrap communicator.
+        // SAFETY: the parent lives while it is locked; config and slot as for the bootstrap communicator.
         let code = unsafe {
             foreign!(
                 nccl,
@@ -240,18 +240,18 @@ impl NcclComm {
                     of as ncclComm_t,
                     colour,
                     key,
-                    place.0.as_ptr().cast(),
+                    slot.0.as_ptr().cast(),
                     &raw mut config
                 )
             )
         };
         if let Err(error) = self.poll_on(&parent.status, "ncclCommSplit", begun(code), of, deadline) {
             // The unfinished child ends with the process: NCCL gives no handle to end it.
-            place.abandon();
+            slot.abandon();
             return Err(error);
         }
         drop(parents);
-        let handle = place.now();
+        let handle = slot.now();
         match to {
             _ if part.is_none() => {}
             Kind::Bootstrap => lock(&self.parents).bootstrap = Some(handle),

@@ -42,7 +42,7 @@ fn connect(
             return Err(error);
         }
     };
-    let monitored = MonitoredWithPeers { fallback: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
+    let monitored = MonitoredWithPeers { library: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
     // Watches from now on: the death of a member during the start is noticed too.
     let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
     let launcher =

@@ -32,17 +32,17 @@ impl AbortWord {
         self.word().store(1, Ordering::Release);
     }
 
-    /// Marks that the group relies on the kernels from now on.
+    /// From now on, a kernel that gives up fails the group.
     pub(super) fn enable(&self) {
         self.is_enabled.store(true, Ordering::Release);
     }
 
-    /// Returns true if a kernel on which the group relies has given up, or was told to.
+    /// Returns true if the word is enabled and set.
     pub(super) fn is_set(&self) -> bool {
         self.is_enabled.load(Ordering::Acquire) && self.is_written()
     }
 
-    /// Returns the same for kernels on which the group need not rely yet.
+    /// Returns true if the word is set, enabled or not.
     pub(super) fn is_written(&self) -> bool {
         self.word().load(Ordering::Acquire) != 0
     }

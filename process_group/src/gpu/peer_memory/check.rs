@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::entry::Entry;
 use super::kernels::{CHECKED, Kernels, Norm, Part};
 use super::shape::HOPPER;
-use super::shared::Outcome;
+use super::shared::Report;
 use crate::device::{Device, DeviceBuffer, DeviceError};
 use crate::paths::gpu::PEER_TYPES;
 use crate::types::dtype::DType;
@@ -40,7 +40,7 @@ impl Size {
 }
 
 /// Runs every kernel on every type, and compares all values. All ranks call this at the same time.
-pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usize, usize)) -> Outcome<()> {
+pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usize, usize)) -> Report<()> {
     // The array or all chunks, the residual and the weights.
     let bytes = (ranks.max(2) + 3) * MOST;
     let has_clusters = device.info().capability >= HOPPER;

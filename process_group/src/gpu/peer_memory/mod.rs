@@ -31,7 +31,7 @@ use crate::types::dtype::DType;
 pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
 use shape::{HOPPER, SHORT_ROW, VECTOR};
-use shared::{Outcome, SharedMemory, Sharers, obstacle};
+use shared::{Report, SharedMemory, Sharers, obstacle};
 
 /// Maximum number of bytes of a row that one block handles.
 const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
@@ -146,11 +146,11 @@ impl Communicator for PeerMemory {
 
 /// Returns the kernels, if every rank found that they produce correct values.
 fn checked(
-    made: Outcome<Kernels>,
+    made: Report<Kernels>,
     device: &Device,
     sharers: &Sharers<'_>,
     abort: &AbortWord,
-) -> Result<Outcome<Kernels>> {
+) -> Result<Report<Kernels>> {
     let Ok(kernels) = made else { return Ok(made) };
     let works = check::check(&kernels, device, (sharers.position, sharers.members.len()));
     let all = sharers.tell("works", &works)?;
@@ -162,29 +162,29 @@ fn checked(
 
 /// The objects that a watchdog monitors: the library's communicator, and waiting kernels.
 pub(super) struct MonitoredWithPeers {
-    pub(super) fallback: Arc<dyn Monitored>,
+    pub(super) library: Arc<dyn Monitored>,
     pub(super) abort: Arc<AbortWord>,
 }
 
 impl Monitored for MonitoredWithPeers {
     fn async_error(&self) -> Option<Error> {
-        self.fallback.async_error().or_else(|| {
+        self.library.async_error().or_else(|| {
             let gave_up = "a kernel has waited an hour for its peers, and nobody ended it";
             self.abort.is_set().then(|| Error::Transport(gave_up.into()))
         })
     }
 
     fn finalize(&self) {
-        self.fallback.finalize();
+        self.library.finalize();
     }
 
     fn is_drained(&self) -> bool {
-        self.fallback.is_drained()
+        self.library.is_drained()
     }
 
     fn abort(&self) {
         // This comes first: NCCL waits for earlier work in the stream.
         self.abort.set();
-        self.fallback.abort();
+        self.library.abort();
     }
 }

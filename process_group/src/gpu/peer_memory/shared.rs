@@ -58,7 +58,7 @@ struct Offer {
 }
 
 /// A fact or a reason against sharing, as one rank reports it to all ranks.
-pub(super) type Outcome<T> = std::result::Result<T, String>;
+pub(super) type Report<T> = std::result::Result<T, String>;
 
 /// The allocations of this process that groups share.
 static OF_THIS_PROCESS: Mutex<Vec<([u8; 16], Weak<DeviceBuffer>)>> = Mutex::new(Vec::new());
@@ -75,7 +75,7 @@ impl SharedMemory {
         sharers: &Sharers<'_>,
         bytes: Option<usize>,
         make: impl FnOnce(Self) -> std::result::Result<T, DeviceError>,
-    ) -> Result<Outcome<T>> {
+    ) -> Result<Report<T>> {
         let (own, offer) = match bytes.map(|bytes| offer(device, bytes)) {
             Some(Ok((own, offer))) => (Some(own), Ok(offer)),
             Some(Err(error)) => (None, Err(error.to_string())),
@@ -137,7 +137,7 @@ impl SharedMemory {
     }
 
     /// Checks that every rank's proof has arrived in this rank's memory, and then arms the memory.
-    fn check_proofs(&self, device: &Device, position: usize) -> Outcome<()> {
+    fn check_proofs(&self, device: &Device, position: usize) -> Report<()> {
         let mut found = vec![0u8; self.peers.len() * PROOF];
         // SAFETY: within the allocation; `drain` waits for the copy.
         let read = unsafe { device.stream().copy_to_host(&mut found, self.own.address()) };
@@ -157,8 +157,8 @@ impl Sharers<'_> {
     pub(super) fn tell<T: Serialize + for<'d> Deserialize<'d>>(
         &self,
         what: &str,
-        fact: &Outcome<T>,
-    ) -> Result<Outcome<Vec<T>>> {
+        fact: &Report<T>,
+    ) -> Result<Report<Vec<T>>> {
         let key = |rank: usize| group_key("peer-memory", self.group, format_args!("{what}/{rank}"));
         let bytes = rmp_serde::to_vec(fact).map_err(|e| Error::invalid(format!("shared memory: {e}")))?;
         self.store.set(&key(self.position), &bytes)?;
@@ -166,13 +166,13 @@ impl Sharers<'_> {
         let mut reason = None;
         for (position, member) in self.members.iter().enumerate() {
             let bytes = self.store.get(&key(position), self.deadline)?;
-            let told: Outcome<T> = rmp_serde::from_slice(&bytes).map_err(|e| {
+            let report: Report<T> = rmp_serde::from_slice(&bytes).map_err(|e| {
                 Error::Rendezvous(format!(
                     "what rank {} says of its shared memory cannot be read: {e}",
                     member.rank
                 ))
             })?;
-            match told {
+            match report {
                 Ok(fact) => all.push(fact),
                 Err(why) => drop(reason.get_or_insert(format!("rank {}: {why}", member.rank))),
             }

@@ -127,8 +127,8 @@ impl BucketedReducer {
     /// [`device_gradient`](Self::device_gradient) lends.
     pub fn gradient<T: Element>(&mut self, parameter: usize) -> Result<&mut [T]> {
         self.check_type(parameter, T::DTYPE)?;
-        let (memory, place) = self.idle(parameter)?;
-        let bytes = memory.host(place.elements).ok_or_else(|| {
+        let (memory, location) = self.idle(parameter)?;
+        let bytes = memory.host(location.elements).ok_or_else(|| {
             Error::invalid(
                 "this gradient is in the memory of a GPU; take it with BucketedReducer::device_gradient",
             )
@@ -141,8 +141,8 @@ impl BucketedReducer {
     /// # Errors
     /// As there, and for a gradient in host memory.
     pub fn device_gradient(&mut self, parameter: usize) -> Result<DeviceSliceMut<'_>> {
-        let (memory, place) = self.idle(parameter)?;
-        memory.device(place.elements)?.ok_or_else(|| {
+        let (memory, location) = self.idle(parameter)?;
+        memory.device(location.elements)?.ok_or_else(|| {
             Error::invalid("this gradient is in host memory; take it with BucketedReducer::gradient")
         })
     }
@@ -178,8 +178,8 @@ impl BucketedReducer {
             return Err(Error::invalid(self.unused(&unready)));
         }
         for &parameter in &unready {
-            let (memory, place) = self.idle(parameter)?;
-            memory.zero(place.elements)?;
+            let (memory, location) = self.idle(parameter)?;
+            memory.zero(location.elements)?;
             self.mark(group, parameter)?;
         }
         // All reductions are waited for before the first error is returned, so that none is in flight then.
@@ -236,9 +236,9 @@ impl BucketedReducer {
                  after `finish`"
             )));
         }
-        let place = self.plan.places[parameter].clone();
-        match &mut self.buckets[place.bucket] {
-            Bucket::Idle(memory) => Ok((memory, place)),
+        let location = self.plan.locations[parameter].clone();
+        match &mut self.buckets[location.bucket] {
+            Bucket::Idle(memory) => Ok((memory, location)),
             Bucket::InFlight(_) | Bucket::Lost => Err(lost()),
         }
     }

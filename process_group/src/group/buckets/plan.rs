@@ -54,7 +54,7 @@ pub(super) struct GradientLocation {
 pub(super) struct BucketPlan {
     pub(super) buckets: Vec<BucketLayout>,
     /// The location of each parameter's gradient.
-    pub(super) places: Vec<GradientLocation>,
+    pub(super) locations: Vec<GradientLocation>,
 }
 
 impl BucketPlan {
@@ -87,8 +87,8 @@ impl BucketPlan {
             buckets.push(BucketLayout { dtype, count, parameters: vec![number] });
         }
         buckets.sort_by_key(|bucket| Reverse(bucket.parameters.last().copied()));
-        let places = places(&buckets, parameters);
-        Ok(Self { buckets, places })
+        let locations = locations(&buckets, parameters);
+        Ok(Self { buckets, locations })
     }
 }
 
@@ -99,17 +99,17 @@ fn too_large(parameter: &Parameter) -> Error {
     ))
 }
 
-fn places(buckets: &[BucketLayout], parameters: &[Parameter]) -> Vec<GradientLocation> {
-    let mut places = vec![GradientLocation { bucket: 0, elements: 0..0 }; parameters.len()];
+fn locations(buckets: &[BucketLayout], parameters: &[Parameter]) -> Vec<GradientLocation> {
+    let mut locations = vec![GradientLocation { bucket: 0, elements: 0..0 }; parameters.len()];
     for (bucket, layout) in buckets.iter().enumerate() {
         let mut start = 0;
         for &number in &layout.parameters {
             let end = start + parameters[number].count;
-            places[number] = GradientLocation { bucket, elements: start..end };
+            locations[number] = GradientLocation { bucket, elements: start..end };
             start = end;
         }
     }
-    places
+    locations
 }
 
 /// The ready parameters of the current step.
@@ -125,7 +125,7 @@ pub(super) struct Readiness {
 impl Readiness {
     pub(super) fn new(plan: &BucketPlan) -> Self {
         Self {
-            ready: vec![false; plan.places.len()],
+            ready: vec![false; plan.locations.len()],
             missing: plan.buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
             launched: 0,
         }
@@ -144,7 +144,7 @@ impl Readiness {
     /// launch them in the same order.
     pub(super) fn mark(&mut self, plan: &BucketPlan, parameter: usize) -> Range<usize> {
         self.ready[parameter] = true;
-        self.missing[plan.places[parameter].bucket] -= 1;
+        self.missing[plan.locations[parameter].bucket] -= 1;
         let complete = self.missing[self.launched..].iter().take_while(|missing| **missing == 0).count();
         let launch = self.launched..self.launched + complete;
         self.launched = launch.end;
@@ -176,7 +176,7 @@ mod tests {
         let all = parameters(&[(DType::F32, 10); 6]);
         let plan = BucketPlan::new(&all, 40, 100).unwrap();
         assert_eq!(numbers(&plan), [&[5][..], &[4, 3], &[2, 1], &[0]]);
-        assert_eq!(plan.places[3], GradientLocation { bucket: 1, elements: 10..20 });
+        assert_eq!(plan.locations[3], GradientLocation { bucket: 1, elements: 10..20 });
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_gradient_has_one_place_and_no_bucket_exceeds_its_limit(
+        fn every_gradient_has_one_location_and_no_bucket_exceeds_its_limit(
             all in any_parameters(), first in 0..500usize, limit in 0..2000usize,
         ) {
             let plan = BucketPlan::new(&all, first, limit).unwrap();
@@ -214,10 +214,10 @@ mod tests {
                 for &number in &bucket.parameters {
                     seen[number] += 1;
                     prop_assert_eq!(all[number].dtype, bucket.dtype);
-                    let place = &plan.places[number];
-                    prop_assert_eq!((place.bucket, place.elements.start), (index, end));
-                    prop_assert_eq!(place.elements.len(), all[number].count);
-                    end = place.elements.end;
+                    let location = &plan.locations[number];
+                    prop_assert_eq!((location.bucket, location.elements.start), (index, end));
+                    prop_assert_eq!(location.elements.len(), all[number].count);
+                    end = location.elements.end;
                 }
                 prop_assert_eq!(end, bucket.count);
                 prop_assert!(bucket.bytes() <= limit || bucket.parameters.len() == 1);
@@ -258,7 +258,7 @@ mod tests {
             let mut readiness = Readiness::new(&plan);
             for number in (0..all.len()).rev() {
                 let launched = readiness.mark(&plan, number);
-                let bucket = plan.places[number].bucket;
+                let bucket = plan.locations[number].bucket;
                 let is_last = plan.buckets[bucket].parameters.last() == Some(&number);
                 prop_assert_eq!(launched.len(), usize::from(is_last));
                 prop_assert!(launched.is_empty() || launched.start == bucket);

@@ -1,4 +1,4 @@
-//! Unix sockets between ranks of one host: messages do not pass the network stack.
+//! Unix sockets between ranks of one host: messages bypass the TCP/IP stack.
 //!
 //! A rank listens under an abstract name that contains the address of its data plane. Such a name belongs to one network namespace,
 //! like the address, and disappears with the process. Any user of the host may take it first, or fill its backlog: if it leads

@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use super::core::{Action, CallerEvent, Core, GroupMembers, Observation};
-use super::monitored::{Monitored, abort_by_force};
+use super::monitored::{Monitored, abort_in_time};
 use super::observer::{Mark, Observer};
 use super::status::{Pending, Status};
 use crate::device::Event;
@@ -214,7 +214,7 @@ impl Driver {
         tracing::debug!(group = self.status.members.group, %error, "a group is given up");
         if self.status.fail(error) {
             std::thread::sleep(HEARD);
-            abort_by_force(&self.status, &self.monitored);
+            abort_in_time(&self.status, &self.monitored);
         }
     }
 }

@@ -21,7 +21,7 @@ pub(crate) use self::core::GroupMembers;
 pub(super) use self::core::{Called, CallerEvent};
 use self::driver::{Driver, Report};
 pub(crate) use self::monitored::Monitored;
-use self::monitored::{abort_by_force, in_time};
+use self::monitored::{abort_in_time, in_time};
 use self::observer::Observer;
 use self::status::Inside;
 pub(crate) use self::status::{Pending, Status};
@@ -187,7 +187,7 @@ impl Watchdog {
         let _ = thread.join();
         if !is_over || is_cut_off {
             // After a failure, parts of the communicator may have been made after the group was given up.
-            abort_by_force(&self.status, &self.monitored);
+            abort_in_time(&self.status, &self.monitored);
         }
     }
 }

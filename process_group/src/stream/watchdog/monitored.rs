@@ -7,7 +7,7 @@ use super::status::Status;
 use crate::error::Error;
 
 /// Time for the end of a communicator, after which it is abandoned.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The library that moves a group's data, as a watchdog monitors it.
 pub(crate) trait Monitored: Send + Sync {
@@ -26,7 +26,7 @@ pub(crate) trait Monitored: Send + Sync {
 }
 
 /// Ends a communicator by force, on a thread that is abandoned if the library does not return.
-pub(super) fn abort_by_force(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
+pub(super) fn abort_in_time(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
     if !in_time(status, monitored, |monitored| monitored.abort()) {
         let group = &status.members.group;
         tracing::warn!(group, "a communicator could not be ended in time; it is left to itself");
@@ -42,5 +42,5 @@ pub(super) fn in_time(status: &Arc<Status>, monitored: &Arc<dyn Monitored>, end:
         end(&*monitored);
         let _ = done.send(());
     });
-    thread.is_ok() && is_done.recv_timeout(ABORT_TIMEOUT).is_ok()
+    thread.is_ok() && is_done.recv_timeout(END_TIMEOUT).is_ok()
 }

@@ -24,9 +24,9 @@ pub(super) struct Heartbeats {
     members: Vec<Option<Member>>,
 }
 
-/// The resulting actions and reports.
+/// What a check found.
 #[derive(Default, Debug)]
-pub(super) struct Checked {
+pub(super) struct HeartbeatCheck {
     /// True if all members are to be asked.
     pub(super) ask: bool,
     /// Members that have stopped responding.
@@ -50,17 +50,17 @@ impl Heartbeats {
         self.members[position] = Some(Member { heard: now, is_silent: false, has_left: true });
     }
 
-    /// Checks the members while this rank waits for others; returns `None` if it does not wait.
+    /// Checks the members while this rank waits for others; the result is empty if it does not wait.
     pub(super) fn check(
         &mut self,
         others: impl Iterator<Item = usize>,
         waits_since: Option<Instant>,
         now: Instant,
-    ) -> Checked {
+    ) -> HeartbeatCheck {
         let waits = waits_since.is_some_and(|since| now.saturating_duration_since(since) >= ASK_EVERY);
         if !waits {
             self.asked = None;
-            return Checked::default();
+            return HeartbeatCheck::default();
         }
         let is_first = self.asked.is_none();
         let ask = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_EVERY);
@@ -80,7 +80,7 @@ impl Heartbeats {
                 fell_silent.push(position);
             }
         }
-        Checked { ask, fell_silent }
+        HeartbeatCheck { ask, fell_silent }
     }
 
     /// Returns true if a member is unresponsive.
