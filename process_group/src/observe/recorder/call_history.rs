@@ -176,6 +176,9 @@ impl Recorder {
 
     /// Records that the oldest call in progress has returned.
     pub(crate) fn end(&mut self, completion: Completion, at: Instant) {
+        if self.capacity == 0 {
+            return;
+        }
         let outcome = match completion {
             Completion { captured: true, .. } => Outcome::Captured,
             Completion { enqueued: true, .. } => Outcome::Enqueued,
