@@ -11,7 +11,8 @@ use ryzanstein_process_group::device::{Device, DeviceError, Event, PinnedBuffer}
 use crate::error::Result;
 use crate::threads::Threads;
 
-/// Size of a pinned buffer: large enough that the cost of starting a copy is negligible, and small, because the time to pin grows with the size.
+/// Size of a pinned buffer: large enough that the cost of starting a copy is negligible, and small, because the time to pin grows with
+/// the size.
 const BYTES: usize = 8 << 20;
 /// The minimum size of pieces that several threads fill.
 const PARALLEL_FROM: usize = 1 << 20;
