@@ -242,7 +242,7 @@ section! {
         slow_call: Duration = "10ms",
         /// The minimum time between two such log lines.
         slow_call_every: Duration = "10s",
-        /// The number of calls that the flight recorder keeps in each group, the newest ones, at 64 bytes each; 0 turns it off.
+        /// The number of calls that the flight recorder keeps in each group, the newest ones, at 80 bytes each; 0 turns it off.
         /// Then the launcher cannot see which call each rank is in, and never reports *no progress*.
         recorder: RecordedCalls = "2048",
         /// The folder in which a rank writes its flight record, `rank-R.json`, when a group fails, or when a `ryz` command that

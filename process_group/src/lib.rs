@@ -77,8 +77,9 @@ pub use membership::rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use membership::roster::{Candidate, Cpus, Member, Roster, Secret};
 pub use membership::select::{BackendSelection, select_backend};
 pub use membership::store;
+pub use observe::flight_recorder::FlightRecorder;
 pub use observe::profile::{Profile, ProfileRow, bus_factor, call_bytes};
-pub use observe::recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, GroupRecord, Outcome};
+pub use observe::record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 pub use types::backend_kind::BackendKind;
 pub use types::dtype::{DType, Element, UnknownDType};
 pub use types::operation::{CallFingerprint, Operation, ReduceOp};
@@ -101,9 +102,9 @@ pub use manager::tuning;
 #[doc(hidden)]
 pub use membership::half_open::{AdmissionToken, HalfOpen};
 #[doc(hidden)]
-pub use observe::profile::{RecentLatency, Recording};
+pub use observe::activity::{CurrentCall, GroupActivity, RecentLatency};
 #[doc(hidden)]
-pub use observe::recorder::{CurrentCall, GroupActivity};
+pub use observe::profile::Recording;
 #[doc(hidden)]
 pub use observe::targets;
 #[doc(hidden)]

@@ -15,8 +15,8 @@ use crate::device::buffer::{Memory, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::factory::AnyBackend;
 use crate::membership::store::{Store, group_key};
+use crate::observe::flight_recorder::FlightRecorder;
 use crate::observe::profile::Profile;
-use crate::observe::recorder::{FlightRecorder, Recorder};
 use crate::paths::Path;
 use crate::stream::{self, StreamCapture, StreamGroup, StreamWork};
 use crate::types::deadline;
@@ -91,7 +91,7 @@ pub(super) struct Core {
     pub(super) failed: Option<Arc<Error>>,
     /// The newest call that reached the backend: its number, time and fingerprint.
     pub(super) last: Option<LastCall>,
-    pub(super) recorder: Recorder,
+    pub(super) profile: Arc<Profile>,
     pub(super) timeout: Duration,
     pub(super) world_size: usize,
     /// Checked by blocking calls.
@@ -146,8 +146,7 @@ impl GroupInner {
         let outcome = core.submit(fingerprint, sequence, buffers, started);
         let completion = self.judge(core, outcome, fingerprint, sequence)?;
         let returned = Instant::now();
-        core.end(completion, returned);
-        self.measured(&fingerprint, completion, started, returned);
+        core.end(&fingerprint, completion, started, returned);
         Ok(())
     }
 
@@ -174,18 +173,12 @@ impl GroupInner {
     /// Executes several calls, which the backend may combine.
     pub(super) fn run_all(&self, calls: Vec<(CallFingerprint, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
-        let fingerprints: Vec<CallFingerprint> = calls.iter().map(|c| c.0).collect();
         let _span =
             tracing::debug_span!("collectives", group = self.profile.group(), calls = calls.len()).entered();
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         let outcome = core.submit_all(calls, started);
-        let completions = self.judge(core, outcome, first.0, first.1)?;
-        let returned = Instant::now();
-        for (fingerprint, completion) in fingerprints.iter().zip(completions) {
-            self.measured(fingerprint, completion, started, returned);
-        }
-        Ok(())
+        self.judge(core, outcome, first.0, first.1)
     }
 
     /// Begins a call on a second stream of the GPU.
@@ -201,8 +194,7 @@ impl GroupInner {
         let outcome = core.start(fingerprint, sequence, buffers, started);
         let (completion, work) = self.judge(core, outcome, fingerprint, sequence)?;
         let returned = Instant::now();
-        core.end(completion, returned);
-        self.measured(&fingerprint, completion, started, returned);
+        core.end(&fingerprint, completion, started, returned);
         Ok(work)
     }
 
@@ -233,7 +225,7 @@ impl GroupInner {
         let (Some(captured), Some(backend)) = (captured, core.backend.stream_mut()) else { return launch() };
         let (fingerprint, path, _) = *captured.calls().counts().last().unwrap_or(&(NOTHING, Path::Local, 0));
         let calls = captured.calls().collectives().len() as u64;
-        core.recorder.begin(&fingerprint, sequence + 1 - calls, calls, started);
+        core.profile.begin(&fingerprint, sequence + 1 - calls, calls, started);
         let (mut launch, mut said) = (Some(launch), Ok(()));
         let outcome = backend.replay(captured, deadline, &mut || {
             // Errors of the launch are not those of the group.
@@ -242,15 +234,11 @@ impl GroupInner {
         });
         self.judge(core, outcome, fingerprint, sequence)?;
         if let Err(error) = said {
-            core.recorder.fail(Instant::now());
+            core.profile.fail(Instant::now());
             return Err(error);
         }
         core.last = Some(LastCall { sequence, started, fingerprint, path: Some(path) });
-        core.recorder.end(
-            Completion { path, enqueued: true, captured: false, waited: Duration::ZERO },
-            Instant::now(),
-        );
-        self.profile.record_replay(captured.calls().counts());
+        core.profile.end_replay(path, captured.calls().counts(), Instant::now());
         Ok(())
     }
 
@@ -280,24 +268,6 @@ impl GroupInner {
         self.judge_newest(core, outcome)
     }
 
-    /// Adds a call to the profile.
-    fn measured(
-        &self,
-        fingerprint: &CallFingerprint,
-        completion: Completion,
-        started: Instant,
-        returned: Instant,
-    ) {
-        let elapsed = returned.saturating_duration_since(started);
-        if completion.captured {
-            // Nothing is done yet: each launch counts.
-        } else if completion.enqueued {
-            self.profile.record_enqueued(fingerprint, completion.path, elapsed);
-        } else {
-            self.profile.record(fingerprint, completion.path, elapsed, completion.waited);
-        }
-    }
-
     /// Decides the state of the group after a call.
     fn judge<R>(
         &self,
@@ -310,7 +280,7 @@ impl GroupInner {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        core.recorder.fail(Instant::now());
+        core.profile.fail(Instant::now());
         self.profile.record_error(fingerprint.operation, &error);
         // The call was rejected before the rank sent anything, or the group had failed before.
         if error.is_recoverable() || matches!(error, Error::Poisoned(_)) {
@@ -346,8 +316,8 @@ impl GroupInner {
         if let Some(reasons) = reasons {
             reasons.publish(&error);
         }
-        core.recorder.fail(Instant::now());
-        core.recorder.give_up(&error);
+        core.profile.fail(Instant::now());
+        core.profile.give_up(&error);
         error
     }
 
@@ -415,15 +385,21 @@ impl Core {
     /// Notes that a call reaches the backend.
     fn begin(&mut self, fingerprint: CallFingerprint, sequence: u64, started: Instant) {
         self.last = Some(LastCall { sequence, started, fingerprint, path: None });
-        self.recorder.begin(&fingerprint, sequence, 1, started);
+        self.profile.begin(&fingerprint, sequence, 1, started);
     }
 
     /// Notes that the oldest call in progress is done or enqueued.
-    fn end(&mut self, completion: Completion, returned: Instant) {
+    fn end(
+        &mut self,
+        fingerprint: &CallFingerprint,
+        completion: Completion,
+        started: Instant,
+        returned: Instant,
+    ) {
         if let Some(last) = &mut self.last {
             last.path = Some(completion.path);
         }
-        self.recorder.end(completion, returned);
+        self.profile.end(fingerprint, completion, started, returned);
     }
 
     fn is_alone(&self, fingerprint: &CallFingerprint) -> bool {
@@ -439,18 +415,19 @@ impl Core {
     ) -> Result<Completion> {
         self.check()?;
         self.begin(fingerprint, sequence, started);
-        let call = buffers.call(fingerprint, sequence, self.deadline(started));
+        let mut call = buffers.call(fingerprint, sequence, self.deadline(started));
         if self.is_alone(&fingerprint) {
-            return self.copy(call);
+            return self.copy(&mut call);
         }
-        self.backend.backend_mut().submit(Call { interrupt: Some(Arc::clone(&self.interrupt)), ..call })
+        call.interrupt = Some(Arc::clone(&self.interrupt));
+        self.backend.backend_mut().submit(call)
     }
 
     fn submit_all(
         &mut self,
         calls: Vec<(CallFingerprint, u64, Buffers<'_>)>,
         started: Instant,
-    ) -> Result<Vec<Completion>> {
+    ) -> Result<()> {
         let is_alone = calls.iter().any(|(fingerprint, ..)| self.is_alone(fingerprint));
         let deadline = self.deadline(started);
         if self.backend.stream().is_some() && !is_alone {
@@ -460,22 +437,22 @@ impl Core {
             }
         }
         if let Some(backend) = self.backend.stream_mut().filter(|_| !is_alone) {
+            let fingerprints: Vec<CallFingerprint> = calls.iter().map(|call| call.0).collect();
             let calls = calls
                 .into_iter()
                 .map(|(fingerprint, sequence, buffers)| buffers.call(fingerprint, sequence, deadline));
             let completions = backend.group(calls.collect(), deadline)?;
             let returned = Instant::now();
-            for completion in &completions {
-                self.end(*completion, returned);
+            for (fingerprint, completion) in fingerprints.iter().zip(completions) {
+                self.end(fingerprint, completion, started, returned);
             }
-            return Ok(completions);
+            return Ok(());
         }
-        let submit = |(fingerprint, sequence, buffers)| {
+        for (fingerprint, sequence, buffers) in calls {
             let completion = self.submit(fingerprint, sequence, buffers, started)?;
-            self.end(completion, Instant::now());
-            Ok(completion)
-        };
-        calls.into_iter().map(submit).collect()
+            self.end(&fingerprint, completion, started, Instant::now());
+        }
+        Ok(())
     }
 
     fn start(
@@ -487,18 +464,18 @@ impl Core {
     ) -> Result<(Completion, Box<dyn StreamWork>)> {
         self.check()?;
         self.begin(fingerprint, sequence, started);
-        let call = buffers.call(fingerprint, sequence, self.deadline(started));
+        let mut call = buffers.call(fingerprint, sequence, self.deadline(started));
         let is_alone = self.is_alone(&fingerprint);
         match self.backend.stream_mut().filter(|_| !is_alone) {
             Some(backend) => backend.start(call),
-            None => Ok((self.copy(call)?, Box::new(Done))),
+            None => Ok((self.copy(&mut call)?, Box::new(Done))),
         }
     }
 
     /// Executes a call in a group of one: every operation is at most a copy, as a reduction of one value is the value.
-    fn copy(&self, mut call: Call<'_>) -> Result<Completion> {
+    fn copy(&self, call: &mut Call<'_>) -> Result<Completion> {
         match (self.backend.stream(), call.input, &mut call.output) {
-            (Some(backend), Some(_), Some(_)) => stream::copy(backend.device(), &mut call)?,
+            (Some(backend), Some(_), Some(_)) => stream::copy(backend.device(), call)?,
             (None, Some(input), Some(output)) => output.host()?.copy_from_slice(input.host()?),
             _ => {}
         }

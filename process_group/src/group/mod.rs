@@ -39,8 +39,8 @@ use crate::device::wire::WireMemory;
 use crate::error::{Error, Result};
 use crate::factory::AnyBackend;
 use crate::membership::store::{MemoryStore, Store};
+use crate::observe::flight_recorder::FlightRecorder;
 use crate::observe::profile::{Profile, Recording};
-use crate::observe::recorder::{FlightRecorder, Recorder};
 use crate::paths::{Path, PathChoice};
 use crate::types::backend_kind::BackendKind;
 use crate::types::dtype::DType;
@@ -132,23 +132,22 @@ impl ProcessGroup {
         flight: Option<FlightRecorder>,
     ) -> Self {
         let world_size = info.members.len();
-        let global = info.members[info.rank.index()].0;
+        let global = info.members[info.rank.index()];
         let (kind, device) =
             (backend.backend().kind(), backend.stream().map(|stream| stream.device().clone()));
         let memory = device.as_ref().map_or(Memory::Host, |device| Memory::Device(device.ordinal()));
-        let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
+        let profile = Arc::new(Profile::new(&info.name, global, &info.members, info.recording, instruments));
         let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
-        let recorder = Recorder::new(&info.name, &info.members, info.recording.newest_calls);
         if let Some(flight) = &flight {
             let status = backend.stream().map(|stream| stream.watchdog().status());
-            flight.add(recorder.history(), &profile, status);
+            flight.add(&profile, status);
         }
         let core = Core {
             backend,
             memory,
             failed: None,
             last: None,
-            recorder,
+            profile: Arc::clone(&profile),
             timeout,
             world_size,
             interrupt: Arc::clone(&interrupt),

@@ -12,8 +12,8 @@ use crate::link::mesh::Mesh;
 use crate::manager::self_check;
 use crate::membership::rendezvous::Membership;
 use crate::membership::roster::Member;
+use crate::observe::flight_recorder::FlightRecorder;
 use crate::observe::profile::Recording;
-use crate::observe::recorder::FlightRecorder;
 use crate::paths::tuned::TunedRange;
 use crate::types::rank::Rank;
 

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::observe::profile::RecentLatency;
 use crate::stream::Pending;
 use crate::types::operation::Operation;
 
@@ -43,6 +42,17 @@ impl GroupActivity {
         }
         self
     }
+}
+
+/// Latency of the newest calls of a group, of all classes together.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RecentLatency {
+    /// Number of calls.
+    pub calls: usize,
+    /// Median, in microseconds.
+    pub median_us: f64,
+    /// 99th percentile, in microseconds.
+    pub p99_us: f64,
 }
 
 /// A call that has not returned.

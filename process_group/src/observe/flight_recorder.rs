@@ -2,10 +2,6 @@
 //!
 //! No lock of a record is held while a call waits: a rank can be asked for its record while its calls are blocked.
 
-mod activity;
-mod call_history;
-mod record;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
@@ -15,13 +11,13 @@ use ryzanstein_config::file;
 
 use crate::error::{Error, Result};
 use crate::membership::roster::Roster;
+use crate::observe::activity::GroupActivity;
+use crate::observe::call_history::unix_ns;
 use crate::observe::profile::Profile;
+use crate::observe::record::FlightRecord;
 use crate::stream::Status;
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
-pub use activity::{CurrentCall, GroupActivity};
-pub(crate) use call_history::{CallHistory, Recorder};
-pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 
 /// Time for which a rank whose group has failed waits until its record is written.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -47,7 +43,6 @@ struct Inner {
 /// A group in the records.
 #[derive(Clone)]
 struct Shown {
-    history: Arc<CallHistory>,
     profile: Arc<Profile>,
     /// The status of a group on a GPU.
     status: Option<Arc<Status>>,
@@ -55,13 +50,13 @@ struct Shown {
 
 impl std::fmt::Debug for Shown {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shown").field("history", &self.history).finish_non_exhaustive()
+        f.debug_struct("Shown").field("profile", &self.profile).finish_non_exhaustive()
     }
 }
 
 impl Shown {
     fn activity(&self, now: Instant) -> GroupActivity {
-        let activity = self.history.activity(call_history::unix_ns(now), self.profile.summary());
+        let activity = self.profile.activity(now);
         let pending = self.status.as_ref().and_then(|status| status.pending());
         match pending {
             Some(pending) => activity.with_pending(&pending, now),
@@ -86,25 +81,19 @@ impl FlightRecorder {
     }
 
     /// Shows a group in records while it exists, and the newest [`MOST_FAILED`] of those that have failed.
-    pub(crate) fn add(
-        &self,
-        history: &Arc<CallHistory>,
-        profile: &Arc<Profile>,
-        status: Option<&Arc<Status>>,
-    ) {
+    pub(crate) fn add(&self, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
         self.groups();
-        let (history, profile) = (Arc::clone(history), Arc::clone(profile));
-        lock(&self.0.groups).push(Shown { history, profile, status: status.cloned() });
+        lock(&self.0.groups).push(Shown { profile: Arc::clone(profile), status: status.cloned() });
     }
 
     fn groups(&self) -> Vec<Shown> {
         let mut groups = lock(&self.0.groups);
-        let has_gone = |shown: &Shown| Arc::strong_count(&shown.history) == 1;
-        groups.retain(|shown| !has_gone(shown) || shown.history.has_failed());
-        let too_many = groups.iter().filter(|shown| has_gone(shown)).count().saturating_sub(MOST_FAILED);
+        groups.retain(|shown| !shown.profile.has_ended() || shown.profile.has_failed());
+        let has_ended = |shown: &Shown| shown.profile.has_ended();
+        let too_many = groups.iter().filter(|shown| has_ended(shown)).count().saturating_sub(MOST_FAILED);
         for _ in 0..too_many {
             // The oldest groups come first.
-            if let Some(oldest) = groups.iter().position(has_gone) {
+            if let Some(oldest) = groups.iter().position(has_ended) {
                 groups.remove(oldest);
             }
         }
@@ -119,8 +108,8 @@ impl FlightRecorder {
 
     /// Returns a copy of the present records.
     pub fn record(&self) -> FlightRecord {
-        let groups = self.groups().iter().map(|shown| shown.history.record()).collect();
-        FlightRecord { dumped_ns: call_history::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
+        let groups = self.groups().iter().map(|shown| shown.profile.flight_record()).collect();
+        FlightRecord { dumped_ns: unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
     /// Returns the folder of `profile.trace_dir`, to which a record is written when a group fails.
@@ -174,6 +163,7 @@ mod tests {
     use crate::Operation;
     use crate::ProcessGroupManager;
     use crate::ReduceOp;
+    use crate::observe::record::Outcome;
 
     const LONG: Duration = Duration::from_secs(60);
 
