@@ -1,22 +1,13 @@
 //! The time of a token when several sequences get one in the same pass, compared with a pass of one sequence, and the time of a
 //! prompt.
 //!
-//! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
-//! [--prompt 512] [--passes 50] [--prefill 128,512] [--chunk 256] [--nodes 1,8] [--json FILE]
-//! [--follow prompt=TOKENS | sequences=N]` needs a built `ryz` in the folder of this program. With `--nodes` it then prints
-//! the kernels in the graph of a pass, for each of these numbers of sequences, on rank 0: the time of each, the gap before it, what it
-//! adds to the pass, the bytes that it reads, and their share of the memory's bandwidth. With `--follow` it then repeats one prompt,
-//! or the passes of N sequences, until it is killed. It prints the microseconds of each.
-//!
-//! `--chunk 256` measures three passes: N sequences of different lengths get a token each; one more sequence gets 256 tokens of its
-//! prompt; all get theirs in one pass. The logits of the third pass must agree with those of the first two.
-//!
-//! Without `--model`, the layers have the shapes of an 8-billion-parameter Llama (436 MB per layer) and random weights. All sequences
-//! hold the same tokens, so their logits must agree up to rounding, which is checked at each pass. With `RYZ_MODEL__NUMERICS=invariant`
-//! their bits must agree. It prints a digest of the first sequence's logits. `benches/peers/hugging_face.py` is the program to compare
-//! with on CPUs.
+//! It needs a built `ryz` in the folder of this program; `--help` lists its flags. Without `--model`, the layers have the shapes of
+//! an 8-billion-parameter Llama (436 MB per layer) and random weights. All sequences hold the same tokens, so their logits must agree
+//! up to rounding, which is checked at each pass. With `RYZ_MODEL__NUMERICS=invariant` their bits must agree. It prints a digest of the
+//! first sequence's logits. `benches/peers/hugging_face.py` is the program to compare with on CPUs.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -45,19 +36,49 @@ const PROMPTS: usize = 5;
 /// Rows and columns of the matrix that measures the bandwidth of the memory: 4 GiB.
 const LARGE: [usize; 2] = [1 << 18, 1 << 13];
 
+/// Measures the time of a token when several sequences get one in the same pass, and the time of a prompt
+#[derive(clap::Parser)]
 struct Work {
+    /// The number of ranks
+    #[arg(long, default_value_t = 4)]
     world_size: usize,
+    /// The backend
+    #[arg(long, default_value = "auto")]
     backend: String,
+    /// The number of layers, without --model
+    #[arg(long, default_value_t = 8)]
     layers: usize,
+    /// The folder of a model
+    #[arg(long, value_name = "DIR", value_parser = |path: &str| std::fs::canonicalize(path))]
     model: Option<PathBuf>,
+    /// The type in which weights are held
+    #[arg(long)]
     dtype: Option<DType>,
+    /// The numbers of sequences
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
     sequences: Vec<usize>,
+    /// The number of tokens before the first pass
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     prompt: usize,
-    passes: usize,
+    /// The number of timed passes
+    #[arg(long, default_value = "50")]
+    passes: NonZeroUsize,
+    /// The lengths of timed prompts
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     prefill: Vec<usize>,
+    /// Time three passes: a token for each of N sequences of different lengths; so many tokens of one more sequence's prompt; all in
+    /// one pass, whose logits must agree with those of the first two
+    #[arg(long, value_name = "TOKENS")]
     chunk: Option<usize>,
+    /// Print the kernels in the graph of a pass of so many sequences, on rank 0: the time of each, the gap before it, what it adds to
+    /// the pass, the bytes that it reads, and their share of the memory's bandwidth
+    #[arg(long, value_name = "SEQUENCES", value_delimiter = ',')]
     nodes: Vec<usize>,
+    /// The file for the times in microseconds
+    #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Then repeat one prompt, or the passes of N sequences, and print the microseconds of each, until this is killed
+    #[arg(long, value_name = "prompt=TOKENS|sequences=N")]
     follow: Option<Follow>,
 }
 
@@ -81,46 +102,7 @@ impl FromStr for Follow {
 }
 
 fn main() -> Result<()> {
-    ranks::main(options, |work| (work.world_size, &work.backend), rank)
-}
-
-fn options(arguments: &[String]) -> Result<Work> {
-    let mut work = Work {
-        world_size: 4,
-        backend: "auto".into(),
-        layers: 8,
-        model: None,
-        dtype: None,
-        sequences: vec![1, 2, 4, 8, 16, 32, 64],
-        prompt: 512,
-        passes: 50,
-        prefill: Vec::new(),
-        chunk: None,
-        nodes: Vec::new(),
-        json: None,
-        follow: None,
-    };
-    for pair in arguments.chunks(2) {
-        let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
-        match flag.as_str() {
-            "--world-size" => work.world_size = value.parse().context("--world-size")?,
-            "--backend" => work.backend.clone_from(value),
-            "--layers" => work.layers = value.parse().context("--layers")?,
-            "--model" => work.model = Some(std::fs::canonicalize(value).context("--model")?),
-            "--dtype" => work.dtype = Some(value.parse().context("--dtype")?),
-            "--sequences" => work.sequences = ranks::numbers(value).context("--sequences")?,
-            "--prompt" => work.prompt = value.parse().context("--prompt")?,
-            "--passes" => work.passes = value.parse().context("--passes")?,
-            "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
-            "--chunk" => work.chunk = Some(value.parse().context("--chunk")?),
-            "--nodes" => work.nodes = ranks::numbers(value).context("--nodes")?,
-            "--follow" => work.follow = Some(value.parse().context("--follow")?),
-            "--json" => work.json = Some(value.into()),
-            _ => bail!("unknown flag {flag}; see the top of this file"),
-        }
-    }
-    ensure!(work.passes > 0, "--passes is 0: expected at least 1");
-    Ok(work)
+    ranks::main(|work: &Work| (work.world_size, &work.backend), rank)
 }
 
 fn rank(work: &Work) -> Result<()> {
@@ -237,8 +219,8 @@ fn print_nodes(model: &Arc<Llama>, work: &Work, group: &mut ProcessGroup) -> Res
         let mut kernels = recorder.take()?;
         kernels.retain(|kernel| kernel.is_node);
         // All passes but the first replay the graph.
-        let replays = WARM_UP - 1 + work.passes;
-        let positions = work.prompt + WARM_UP + work.passes / 2;
+        let replays = WARM_UP - 1 + work.passes.get();
+        let positions = work.prompt + WARM_UP + work.passes.get() / 2;
         let reads = Reads::new(model.config(), model.dtype().size(), group.world_size(), n, positions);
         let table = nodes::table(&kernels, replays, &reads, bandwidth).with_context(|| {
             format!("the kernels of passes of {n} sequences differ, or are not those of this model")
@@ -272,10 +254,11 @@ struct Measured {
 fn pass(
     model: &Arc<Llama>,
     n: usize,
-    &Work { prompt, passes, .. }: &Work,
+    work: &Work,
     kind: Passes,
     group: &mut ProcessGroup,
 ) -> Result<Measured> {
+    let (prompt, passes) = (work.prompt, work.passes.get());
     let text: Vec<u32> = (0..prompt).map(token).collect();
     let mut decoder = model.decoder(CacheSize::full(n, prompt + WARM_UP + passes), kind)?;
     let mut hash = Sha256::new();
@@ -305,9 +288,10 @@ fn with_chunks(
     model: &Arc<Llama>,
     n: usize,
     chunk: usize,
-    &Work { prompt, passes, .. }: &Work,
+    work: &Work,
     group: &mut ProcessGroup,
 ) -> Result<[f64; 3]> {
+    let (prompt, passes) = (work.prompt, work.passes.get());
     // From an eighth of the prompt to twice it.
     let length = |sequence: usize| (prompt * (1 + sequence * 7 % 16)).div_ceil(8);
     let longest = (2 * prompt).max(chunk) + chunk + 1;

@@ -1,19 +1,20 @@
 //! Measures the time until a rank that is killed, stopped or stuck is named, by the other ranks and by the launcher.
 //!
-//! `fault_times [--fault kill|stop|stuck] [--runs 20] [--world-size 4] [--backend auto] [--timeout 8]` needs a built `ryz` in
-//! the folder of this program. Each run starts a job whose ranks make all-reduces in a tight loop, and signals one rank,
-//! another one in each run. After SIGKILL all survivors must name it, and the report must state its signal and a last call.
-//! After SIGSTOP they and the launcher must call it unresponsive; in every second run it then continues and nothing fails, in
+//! It needs a built `ryz` in the folder of this program. Each run starts a job whose ranks make all-reduces in a tight loop, and
+//! signals one rank, another one in each run. After SIGKILL all survivors must name it, and the report must state its signal and a last
+//! call. After SIGSTOP they and the launcher must call it unresponsive; in every second run it then continues and nothing fails, in
 //! the others the deadline of `--timeout` seconds passes and the report must name it. A rank that is stuck computes and makes
 //! no more calls: the launcher must say that it makes no progress, and the same holds.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::num::NonZeroUsize;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser as _;
 use rustix::process::{Pid, Signal, kill_process};
 use ryzanstein_benches::ranks;
 use ryzanstein_orchestrator::{table, telemetry};
@@ -26,15 +27,27 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// All-reduces before a rank reports that it is ready.
 const READY_AFTER: usize = 100;
 
+/// Measures the time until a rank that is killed, stopped or stuck is named
+#[derive(clap::Parser)]
 struct Options {
+    /// What happens to the rank
+    #[arg(long, value_enum, default_value_t = Fault::Kill)]
     fault: Fault,
+    /// The number of runs
+    #[arg(long, default_value_t = 20)]
     runs: usize,
-    world_size: usize,
+    /// The number of ranks
+    #[arg(long, default_value = "4")]
+    world_size: NonZeroUsize,
+    /// The backend
+    #[arg(long, default_value = "auto")]
     backend: String,
+    /// The deadline of calls
+    #[arg(long, value_name = "SECONDS", default_value_t = 8)]
     timeout: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Kill,
     Stop,
@@ -68,21 +81,7 @@ fn main() -> Result<()> {
     if arguments == ["rank"] {
         return rank();
     }
-    let mut options =
-        Options { fault: Fault::Kill, runs: 20, world_size: 4, backend: "auto".into(), timeout: 8 };
-    for pair in arguments.chunks(2) {
-        let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
-        match (flag.as_str(), value.as_str()) {
-            ("--fault", "kill") => options.fault = Fault::Kill,
-            ("--fault", "stop") => options.fault = Fault::Stop,
-            ("--fault", "stuck") => options.fault = Fault::Stuck,
-            ("--runs", _) => options.runs = value.parse().context("--runs")?,
-            ("--world-size", _) => options.world_size = value.parse().context("--world-size")?,
-            ("--backend", _) => options.backend.clone_from(value),
-            ("--timeout", _) => options.timeout = value.parse().context("--timeout")?,
-            _ => bail!("unknown flag {flag} {value}; see the top of this file"),
-        }
-    }
+    let options = Options::parse();
     let mut runs = Vec::new();
     for number in 0..options.runs {
         let victim = number % options.world_size;
@@ -198,7 +197,7 @@ impl Run {
         let (sender, lines) = channel();
         forward(child.stdout.take().context("piped")?, sender.clone());
         forward(child.stderr.take().context("piped")?, sender);
-        let pids = vec![0; options.world_size];
+        let pids = vec![0; options.world_size.get()];
         let mut run = Self { child, lines, pids, victim, fault: options.fault, struck: Duration::ZERO };
         let deadline = Instant::now() + PATIENCE;
         while run.pids.contains(&0) {

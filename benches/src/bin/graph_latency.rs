@@ -1,16 +1,15 @@
 //! Latency of collectives on GPUs within a CUDA graph, as in a decoder: each call works on the result of the previous call, in
 //! memory that is in the caches.
 //!
-//! `graph_latency [--world-size 2] [--sizes 1024,…] [--tokens 1,…] [--hidden 4096,8192] [--json FILE]` needs a built `ryz` in the
-//! folder of this program. Elements are bf16. A figure is the time of one call: the time of a graph of 20 calls divided by 20, the
-//! median over replays, on the slowest rank. All values are compared after the replays. `benches/peers/sglang.py` measures
-//! SGLang's kernels by the same method. `graph_latency rank …` is what each rank runs.
+//! It needs a built `ryz` in the folder of this program. Elements are bf16. A figure is the time of one call: the time of a graph of
+//! 20 calls divided by 20, the median over replays, on the slowest rank. All values are compared after the replays.
+//! `benches/peers/sglang.py` measures SGLang's kernels by the same method.
 
 #![expect(unsafe_code, reason = "a graph keeps addresses")]
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use half::bf16;
 use ryzanstein_benches::measure::{CallBuffers, Collective, median};
 use ryzanstein_benches::ranks;
@@ -35,13 +34,28 @@ const EPSILON: f32 = 1e-5;
 /// The result of a layer's operation.
 type Step = ryzanstein_tensor_parallel::Result<()>;
 
+/// Measures the latency of collectives on GPUs within a CUDA graph
+#[derive(clap::Parser)]
 struct Options {
+    /// The number of ranks
+    #[arg(long, default_value_t = 2)]
     world_size: usize,
+    /// The lengths of the collectives' arrays
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = SIZES)]
     sizes: Vec<usize>,
+    /// The numbers of rows of an all-reduce with norm
+    #[arg(long, value_delimiter = ',', default_value = "1,4,8,16,32,64,128")]
     tokens: Vec<usize>,
+    /// The lengths of those rows
+    #[arg(long, value_delimiter = ',', default_value = "4096,8192")]
     hidden: Vec<usize>,
+    /// The file for the rows
+    #[arg(long, value_name = "FILE")]
     json: Option<String>,
 }
+
+const SIZES: &str = "1024,2048,4096,8192,16384,32768,65536,131072,262144,524288,1048576,2097152,4194304,8388608,16777216,67108864,\
+                     100000000";
 
 /// One operation, size and path.
 #[derive(Serialize)]
@@ -57,25 +71,7 @@ struct Row {
 }
 
 fn main() -> Result<()> {
-    ranks::main(options, |options| (options.world_size, "nccl"), rank)
-}
-
-fn options(arguments: &[String]) -> Result<Options> {
-    let sizes = (10..=26).filter(|power| *power != 25).map(|power| 1 << power).chain([100_000_000]).collect();
-    let (tokens, hidden) = (vec![1, 4, 8, 16, 32, 64, 128], vec![4096, 8192]);
-    let mut options = Options { world_size: 2, sizes, tokens, hidden, json: None };
-    for pair in arguments.chunks(2) {
-        let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
-        match flag.as_str() {
-            "--world-size" => options.world_size = value.parse().context("--world-size")?,
-            "--sizes" => options.sizes = ranks::numbers(value).context("--sizes")?,
-            "--tokens" => options.tokens = ranks::numbers(value).context("--tokens")?,
-            "--hidden" => options.hidden = ranks::numbers(value).context("--hidden")?,
-            "--json" => options.json = Some(value.into()),
-            _ => bail!("unknown flag {flag}; see the top of this file"),
-        }
-    }
-    Ok(options)
+    ranks::main(|options: &Options| (options.world_size, "nccl"), rank)
 }
 
 fn rank(options: &Options) -> Result<()> {

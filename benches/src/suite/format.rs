@@ -10,7 +10,7 @@ use super::rows::{csv, json, table, verdict_table};
 use super::{html, saturation, steps};
 
 /// Output formats.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// A table for people.
     Table,

@@ -137,16 +137,6 @@ impl Connection {
         Some(client.downgrade())
     }
 
-    /// Returns a description for logs: `within this process`, `a rendezvous served elsewhere`,
-    /// `a rendezvous served by this rank`.
-    pub const fn description(&self) -> &'static str {
-        match &self.kind {
-            Kind::InProcess(_) => "within this process",
-            Kind::Client(_) => "a rendezvous served elsewhere",
-            Kind::Host(_) => "a rendezvous served by this rank",
-        }
-    }
-
     fn inner(&self) -> &dyn Rendezvous {
         match &self.kind {
             Kind::InProcess(memory) => memory,

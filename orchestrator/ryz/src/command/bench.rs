@@ -8,7 +8,7 @@ mod vary;
 
 use crate::doctor;
 use anyhow::bail;
-use ryzanstein_benches::suite::{self as bench, Columns, Event, Report, Request, RowWriter};
+use ryzanstein_benches::suite::{self as bench, Columns, Event, Format, Report, Request, RowWriter};
 use ryzanstein_config::{BackendChoice, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::VERSION;
@@ -17,7 +17,6 @@ use ryzanstein_orchestrator::table::wrap;
 use ryzanstein_process_group::{BackendKind, Error, Memory, units};
 
 pub(crate) use args::Args;
-use args::OutputFormat;
 use progress::Progress;
 use suite::Suite;
 
@@ -84,7 +83,7 @@ fn measure(
     let operations: Vec<String> =
         request.ops.iter().map(|form| bench::label(*form, request.reduction)).collect();
     // With --out, the file gets the requested format, and standard output the table.
-    let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
+    let shown = if args.out.is_some() { Format::Table } else { args.format };
     // The process that compares variants shows them.
     let is_quiet = request.part.is_some();
     let stdout = screen.stdout();
@@ -94,14 +93,14 @@ fn measure(
     let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
     let heading = heading(orchestrator, &request, link_gbs);
     let head = match shown {
-        OutputFormat::Table => {
+        Format::Table => {
             let lines: Vec<String> = heading.lines().map(|line| wrap(line, 2, stdout)).collect();
             format!("{}\n\n{}", lines.join("\n"), writer.head())
         }
-        OutputFormat::Csv => format!("{}\n", bench::csv_head()),
-        OutputFormat::Json | OutputFormat::Html => String::new(),
+        Format::Csv => format!("{}\n", bench::csv_head()),
+        Format::Json | Format::Html => String::new(),
     };
-    let is_live = shown == OutputFormat::Table && !is_quiet && screen::is_terminal();
+    let is_live = shown == Format::Table && !is_quiet && screen::is_terminal();
     let part = request.part.as_ref();
     let part = part.map(|part| format!("{}, round {} of {}: ", part.variant, part.round, bench::ROUNDS));
     let progress = Progress::new(is_first && !is_live, &part.unwrap_or_default());
@@ -125,11 +124,11 @@ fn measure(
                 }
                 progress.aside(|| {
                     tell(&match shown {
-                        OutputFormat::Table => writer.row(row),
-                        OutputFormat::Json => bench::json(row) + "\n",
-                        OutputFormat::Csv => bench::csv_row(row) + "\n",
+                        Format::Table => writer.row(row),
+                        Format::Json => bench::json(row) + "\n",
+                        Format::Csv => bench::csv_row(row) + "\n",
                         // A page comes at the end.
-                        OutputFormat::Html => String::new(),
+                        Format::Html => String::new(),
                     });
                 });
             }
@@ -138,20 +137,20 @@ fn measure(
     })?;
     progress.end();
     let steps = suite.measure_steps(orchestrator, request.iterations, link_gbs, |row| {
-        if shown == OutputFormat::Json {
+        if shown == Format::Json {
             tell(&(bench::steps::json(row) + "\n"));
         }
     })?;
     let report = Report { heading, judged: request.judged, rows, link_gbs, steps };
     match shown {
-        OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
-        OutputFormat::Html => tell(&report.text(shown.into())),
+        Format::Table => tell(&format!("\n{}", report.conclusion(stdout))),
+        Format::Html => tell(&report.text(shown)),
         // There is no room for the verdicts on standard output.
-        OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
-        OutputFormat::Json | OutputFormat::Csv => {}
+        Format::Json | Format::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
+        Format::Json | Format::Csv => {}
     }
     if let Some(file) = out {
-        out::write(file, &report.text(args.format.into()))?;
+        out::write(file, &report.text(args.format))?;
     }
     if !report.is_correct() {
         bail!("the benchmark found wrong values");

@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Show a made-up machine in place of this one: dgx-h100, gb200-nvl72, pcie-only or hybrid
+    /// Show a made-up machine in place of this one
     #[arg(long, value_name = "NAME")]
     preset: Option<Preset>,
     /// Show how long adding up the gradients of known models takes on each interconnect, in place of a topology

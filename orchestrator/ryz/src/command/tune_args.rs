@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// With --nccl: number of nodes, all like this one [default: 1]
     #[arg(long, value_name = "M", requires = "nccl")]
     pub(crate) nnodes: Option<String>,
-    /// With --nccl: a made-up machine in place of this one: dgx-h100, gb200-nvl72, pcie-only or hybrid
+    /// With --nccl: a made-up machine in place of this one
     #[arg(long, value_name = "NAME", requires = "nccl")]
     pub(crate) preset: Option<Preset>,
     /// Tables, or one object of JSON

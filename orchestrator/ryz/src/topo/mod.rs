@@ -7,7 +7,7 @@ mod text;
 use ryzanstein_process_group::nvml::{Gpu, PairPath};
 use serde::{Serialize, Serializer};
 
-pub use preset::{Preset, UnknownPreset};
+pub use preset::Preset;
 pub use sync_times::SyncTimes;
 
 use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, NumaNode, PciPlace, tensor_parallel};
@@ -19,7 +19,7 @@ pub struct Topology {
     /// The host.
     pub host: String,
     /// Name of the preset, if these are the invented facts of such a machine.
-    pub preset: Option<&'static str>,
+    pub preset: Option<String>,
     /// The devices: GPUs, then network adapters.
     pub devices: Vec<Device>,
     /// The path from each device to each, in the order of `devices`; `None` to itself.
@@ -144,7 +144,7 @@ impl Topology {
 
     /// Returns the heading: the host or the preset.
     fn heading(&self) -> String {
-        match self.preset {
+        match &self.preset {
             Some(preset) => format!("ryz topo, made-up machine `{preset}`"),
             None => format!("ryz topo on {}", self.host),
         }

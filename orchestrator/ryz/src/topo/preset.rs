@@ -1,15 +1,15 @@
 //! Invented facts of known kinds of machines, so that their topology can be shown on any machine.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
+use clap::ValueEnum as _;
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
 
 use super::{Topology, pci_path};
 use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, Network, NumaNode, PciPlace};
 
 /// A kind of machine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Preset {
     /// Eight H100 behind NVSwitches, each with an InfiniBand adapter on its PCIe switch.
     DgxH100,
@@ -21,31 +21,11 @@ pub enum Preset {
     Hybrid,
 }
 
-/// A name that is not a preset.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("there is no preset `{name}`; there are {}", Preset::ALL.map(Preset::name).join(", "))]
-pub struct UnknownPreset {
-    /// The name.
-    pub name: String,
-}
-
 impl Preset {
-    /// All presets.
-    pub const ALL: [Self; 4] = [Self::DgxH100, Self::Gb200Nvl72, Self::PcieOnly, Self::Hybrid];
-
-    /// Returns the name of the preset in the flag.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::DgxH100 => "dgx-h100",
-            Self::Gb200Nvl72 => "gb200-nvl72",
-            Self::PcieOnly => "pcie-only",
-            Self::Hybrid => "hybrid",
-        }
-    }
-
     /// Returns the topology of such a machine.
     pub fn topology(self) -> Topology {
-        Topology { preset: Some(self.name()), ..Topology::of(&self.hardware()) }
+        let name = self.to_possible_value().map(|value| value.get_name().to_owned());
+        Topology { preset: name, ..Topology::of(&self.hardware()) }
     }
 
     /// Returns the results of a probe of such a machine.
@@ -86,15 +66,6 @@ impl Preset {
             },
         }
         .hardware()
-    }
-}
-
-impl FromStr for Preset {
-    type Err = UnknownPreset;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPreset> {
-        let known = Self::ALL.into_iter().find(|preset| preset.name() == name);
-        known.ok_or_else(|| UnknownPreset { name: name.into() })
     }
 }
 

@@ -1,3 +1,4 @@
+use clap::ValueEnum as _;
 use ryzanstein_process_group::nvml::PairPath;
 
 use super::*;
@@ -67,11 +68,11 @@ fn a_machine_without_gpus_says_why_there_are_none() {
 
 #[test]
 fn every_matrix_is_symmetric() {
-    for preset in Preset::ALL {
+    for preset in Preset::value_variants() {
         let topology = preset.topology();
         for (i, row) in topology.matrix.iter().enumerate() {
             for (j, way) in row.iter().enumerate() {
-                assert_eq!((*way, way.is_none()), (topology.matrix[j][i], i == j), "{}", preset.name());
+                assert_eq!((*way, way.is_none()), (topology.matrix[j][i], i == j), "{preset:?}");
             }
         }
     }

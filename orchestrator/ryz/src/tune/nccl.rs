@@ -215,6 +215,8 @@ mod tests {
     use ryzanstein_config::nccl::{UserVariable, plan};
 
     use super::*;
+    use clap::ValueEnum as _;
+
     use crate::topo::Preset;
 
     const MESSAGE: Option<u64> = Some(16 << 10);
@@ -232,11 +234,11 @@ mod tests {
     #[test]
     fn one_node_needs_the_profile_of_its_messages_alone() {
         let profile = |name| vec![pair("nccl.profile", name)];
-        for preset in Preset::ALL {
+        for preset in Preset::value_variants() {
             let hardware = preset.hardware();
             let is_own = hardware.driver.as_ref().is_ok_and(DriverFacts::is_all_nvlink);
             let small = if is_own { Vec::new() } else { profile("inference") };
-            assert_eq!(keys(&hardware, 1, MESSAGE), small, "{}", preset.name());
+            assert_eq!(keys(&hardware, 1, MESSAGE), small, "{preset:?}");
             assert_eq!(keys(&hardware, 1, Some(256 << 20)), profile("bandwidth"));
             assert_eq!(keys(&hardware, 1, Some(16 << 20)), [], "neither small nor large");
             assert_eq!(keys(&hardware, 1, None), [], "nothing is known of the messages");

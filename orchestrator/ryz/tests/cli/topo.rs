@@ -55,7 +55,7 @@ fn this_machine_has_as_many_rows_as_devices() {
 #[test]
 fn what_cannot_be_shown_is_refused() {
     for (arguments, words) in [
-        (&["--preset", "laptop"][..], &["there is no preset `laptop`", "dgx-h100"][..]),
+        (&["--preset", "laptop"][..], &["invalid value 'laptop' for '--preset", "dgx-h100"][..]),
         (&["--ranks", "4"], &["--sync-times"]),
         (&["--sync-times", "--ranks", "0"], &["--ranks"]),
     ] {

@@ -158,7 +158,7 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&tune(&["-n", "2", "--sizes", "0"]), &["at least one byte"]);
     refused(&tune(&["-n", "2", "--sizes", "2000GB"]), &["a size of 2000 GB", "smaller sizes"]);
     refused(&tune(&["-n", "2", "--out", "."]), &["it is a folder"]);
-    refused(&tune(&["--nccl", "--preset", "dgx"]), &["there is no preset `dgx`"]);
+    refused(&tune(&["--nccl", "--preset", "dgx"]), &["invalid value 'dgx' for '--preset"]);
     refused(&tune(&["--nccl", "--apply"]), &["cannot be used with"]);
 }
 

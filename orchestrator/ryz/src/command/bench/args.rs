@@ -67,8 +67,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto", help_heading = CALLS)]
     pub(super) path: Vec<String>,
     /// Output format
-    #[arg(long, value_enum, default_value_t = OutputFormat::Table, help_heading = RESULT)]
-    pub(super) format: OutputFormat,
+    #[arg(long, value_enum, default_value_t = Format::Table, help_heading = RESULT)]
+    pub(super) format: Format,
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE", help_heading = RESULT)]
     pub(super) out: Option<PathBuf>,
@@ -96,25 +96,6 @@ pub(crate) struct Args {
     pub(super) latency_targets: bool,
     #[command(flatten)]
     pub(super) file: settings::ConfigFile,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OutputFormat {
-    Table,
-    Json,
-    Csv,
-    Html,
-}
-
-impl From<OutputFormat> for Format {
-    fn from(format: OutputFormat) -> Self {
-        match format {
-            OutputFormat::Table => Self::Table,
-            OutputFormat::Json => Self::Json,
-            OutputFormat::Csv => Self::Csv,
-            OutputFormat::Html => Self::Html,
-        }
-    }
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,7 +198,7 @@ impl Args {
                 "--vary overlap does not take {flag}: it always reduces the same f32 gradients; omit it"
             )));
         }
-        if self.variants().is_none() || matches!(self.format, OutputFormat::Json | OutputFormat::Table) {
+        if self.variants().is_none() || matches!(self.format, Format::Json | Format::Table) {
             return Ok(());
         }
         let told = "--vary: variants are shown as a table or as lines of JSON; use --format table or json";

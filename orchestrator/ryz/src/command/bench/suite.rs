@@ -3,6 +3,7 @@
 use anyhow::bail;
 use ryzanstein_benches::communication::JobContext;
 use ryzanstein_benches::measure::Collective;
+use ryzanstein_benches::suite::Format;
 use ryzanstein_benches::suite::Request;
 use ryzanstein_benches::suite::overlap::{self, OverlapRequest};
 use ryzanstein_benches::suite::steps::{self, StepRequest, StepRow};
@@ -11,7 +12,6 @@ use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{Error, Memory, Rank};
 use ryzanstein_tensor_parallel::Error as ModelError;
 
-use super::OutputFormat;
 use crate::command::screen;
 
 /// An all-reduce of this size shows the best bandwidth of GPUs.
@@ -51,7 +51,7 @@ impl Suite {
     /// Refuses recognisably wrong requests before anything is started.
     pub(super) fn check(
         self,
-        format: OutputFormat,
+        format: Format,
         iterations: Option<usize>,
         ranks: Option<u32>,
     ) -> Result<(), ModelError> {
@@ -60,7 +60,7 @@ impl Suite {
             Self::LatencyTargets => "--latency-targets",
             Self::Overlap => "--vary overlap",
         };
-        if !matches!(format, OutputFormat::Table | OutputFormat::Json) {
+        if !matches!(format, Format::Table | Format::Json) {
             return Err(Error::Configuration(format!(
                 "{flag} prints a table or JSON: pass --format table or json"
             ))
@@ -105,7 +105,7 @@ fn step_request(iterations: Option<usize>, memory: Memory) -> StepRequest {
 pub(super) fn measure_overlap(
     orchestrator: &mut Orchestrator,
     iterations: Option<usize>,
-    format: OutputFormat,
+    format: Format,
     screen: &screen::Args,
 ) -> anyhow::Result<()> {
     let usual = OverlapRequest::usual(orchestrator.manager().world().memory());
@@ -113,7 +113,7 @@ pub(super) fn measure_overlap(
     let report = overlap::run(orchestrator, &request)?;
     if orchestrator.manager().rank() == Rank(0) {
         let text = match format {
-            OutputFormat::Json => report.json(),
+            Format::Json => report.json(),
             _ => report.text(screen.stdout()),
         };
         screen::print(&text);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::doctor;
 use anyhow::{Context as _, bail};
-use ryzanstein_benches::suite::{ROUNDS, RecordedRow, Variant, Vary, side_by_side};
+use ryzanstein_benches::suite::{Format, ROUNDS, RecordedRow, Variant, Vary, side_by_side};
 use ryzanstein_config::{BackendChoice, Config, Source};
 use ryzanstein_orchestrator::VERSION;
 use ryzanstein_orchestrator::nccl_settings;
@@ -13,7 +13,7 @@ use ryzanstein_orchestrator::plural;
 use ryzanstein_orchestrator::table::{Screen, wrap};
 use ryzanstein_process_group::{BackendKind, Error};
 
-use super::args::{Args, OutputFormat};
+use super::args::Args;
 use super::out;
 use crate::command::launch;
 use crate::command::screen;
@@ -40,7 +40,7 @@ pub(super) fn run(
     let comparison = Comparison::new(args, vary, config, ranks)?;
     let temporary = tempfile::NamedTempFile::new().context("cannot make a file for the rows")?;
     let file = temporary.path();
-    let is_shown = args.format == OutputFormat::Json && args.out.is_none();
+    let is_shown = args.format == Format::Json && args.out.is_none();
     let mut told = 0;
     for round in 1..=ROUNDS {
         for variant in &comparison.variants {
@@ -67,7 +67,7 @@ pub(super) fn run(
         screen::print(&comparison.table(&rows, screen.stdout()));
     }
     match (&args.out, args.format) {
-        (Some(to), OutputFormat::Json) => {
+        (Some(to), Format::Json) => {
             out::write(to, &std::fs::read_to_string(file).context("cannot read the rows")?)?;
         }
         (Some(to), _) => out::write(to, &comparison.table(&rows, Screen::PLAIN))?,
