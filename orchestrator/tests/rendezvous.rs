@@ -504,7 +504,7 @@ fn a_failure_and_a_new_epoch_reach_those_who_wait() {
     let error = ranks[0].1.store.set("k", b"v").expect_err("fenced");
     assert!(error.to_string().contains("belongs to epoch 1"), "{error}");
     assert_eq!(job.server.refused(), 1, "counted");
-    ranks[0].0.beat(Report::default()).expect_err("fenced");
+    ranks[0].0.beat(&Report::default()).expect_err("fenced");
     assert_eq!(job.server.refused(), 2, "a heartbeat too");
 }
 
@@ -512,20 +512,20 @@ fn a_failure_and_a_new_epoch_reach_those_who_wait() {
 fn the_last_heartbeat_of_each_rank_is_kept_if_it_is_in_the_epoch_and_not_too_long() {
     let job = Job::new(2);
     let refused = |outcome: Result<(), Error>| outcome.expect_err("refused").to_string();
-    assert!(refused(job.client(0).beat(Report::default())).contains("join"));
+    assert!(refused(job.client(0).beat(&Report::default())).contains("join"));
     let ranks = job.all();
     let client = &ranks[1].0;
     let report = |resident_bytes| Report { resident_bytes: Some(resident_bytes), ..Report::default() };
-    client.beat(report(1)).expect("kept");
-    client.beat(report(2)).expect("kept");
+    client.beat(&report(1)).expect("kept");
+    client.beat(&report(2)).expect("kept");
     let endless = Group { name: "x".repeat(65 << 10), ..Group::default() };
-    let why = refused(client.beat(Report { groups: vec![endless], ..Report::default() }));
+    let why = refused(client.beat(&Report { groups: vec![endless], ..Report::default() }));
     assert!(why.contains("at most 65536 are kept"), "{why}");
     let beats = job.server.beats();
     assert_eq!(beats.keys().copied().collect::<Vec<_>>(), [Rank(1)]);
     assert_eq!(*beats[&Rank(1)].report, report(2));
     job.server.advance(Epoch(2));
     assert!(job.server.beats().is_empty());
-    assert!(refused(client.beat(report(3))).contains("rank 1 in epoch 1"));
+    assert!(refused(client.beat(&report(3))).contains("rank 1 in epoch 1"));
     assert!(job.server.beats().is_empty());
 }

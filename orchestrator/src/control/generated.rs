@@ -144,14 +144,15 @@ pub struct ReportRequest {
     #[prost(uint32, optional, tag = "5")]
     pub caused_by: ::core::option::Option<u32>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BeatRequest {
     #[prost(uint64, tag = "1")]
     pub epoch: u64,
     #[prost(uint32, tag = "2")]
     pub rank: u32,
-    #[prost(message, optional, tag = "3")]
-    pub report: ::core::option::Option<crate::status::wire::Report>,
+    /// A `Report` of `src/status/wire.rs`, in MessagePack.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub report: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Done {

@@ -75,10 +75,10 @@ fn gpu(uuid: &str, age: Duration, health: GpuHealth) -> wire::Gpu {
         memory_used_bytes: sample.memory_used,
         memory_total_bytes: sample.memory_total,
         temperature: sample.temperature,
-        throttling: sample.throttled_by.map(|by| wire::Throttling { by }),
+        throttled_by: sample.throttled_by,
         ecc_corrected: sample.ecc_corrected,
         ecc_uncorrected: sample.ecc_uncorrected,
-        age_ms: age.as_millis() as u64,
+        age_s: wire::seconds(age),
     }
 }
 
@@ -89,14 +89,11 @@ mod tests {
     #[test]
     fn a_lost_gpu_has_no_figures_and_a_quiet_one_no_zeros() {
         let lost = gpu("GPU-1", Duration::from_secs(2), GpuHealth::Lost);
-        assert_eq!(
-            lost,
-            wire::Gpu { uuid: "GPU-1".into(), lost: true, age_ms: 2000, ..wire::Gpu::default() }
-        );
+        assert_eq!(lost, wire::Gpu { uuid: "GPU-1".into(), lost: true, age_s: 2.0, ..wire::Gpu::default() });
         let sample = GpuSample { temperature: Some(61), ..GpuSample::default() };
         let quiet = gpu("GPU-1", Duration::ZERO, GpuHealth::Present(sample));
         assert_eq!((quiet.lost, quiet.temperature, quiet.memory_used_bytes), (false, Some(61), None));
-        assert_eq!((quiet.utilization, quiet.throttling), (None, None));
+        assert_eq!((quiet.utilization, quiet.throttled_by), (None, None));
     }
 
     #[test]
@@ -104,7 +101,7 @@ mod tests {
         let sample = || GpuHealth::Present(GpuSample { temperature: Some(61), ..GpuSample::default() });
         let [fresh, stale] = [STALE, STALE + INTERVAL];
         assert_eq!(gpu("GPU-1", fresh, sample()).temperature, Some(61));
-        let unknown = wire::Gpu { uuid: "GPU-1".into(), age_ms: 6000, ..wire::Gpu::default() };
+        let unknown = wire::Gpu { uuid: "GPU-1".into(), age_s: 6.0, ..wire::Gpu::default() };
         assert_eq!(gpu("GPU-1", stale, sample()), unknown);
         assert!(gpu("GPU-1", stale, GpuHealth::Lost).lost);
     }

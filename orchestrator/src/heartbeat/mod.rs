@@ -79,7 +79,7 @@ fn beat(client: &WeakClient, source: &mut Source, interval: Duration, stopped: &
         let Some(client) = client.upgrade() else { return };
         let mut report = source.report();
         report.leaving = leaving;
-        match client.beat(report) {
+        match client.beat(&report) {
             Ok(()) => sent.increment(1),
             Err(error) => {
                 tracing::debug!(%error, "a heartbeat failed");

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use prost::Message as _;
 use ryzanstein_process_group::device::{Device, MemoryUse, MemoryWatch};
 use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, RecentLatency};
 
 use super::gpu::Sampler;
 use crate::metric_names as names;
+use crate::rendezvous::codec;
 use crate::status::wire;
 
 /// Maximum number of groups in a report. A rank usually has a handful.
@@ -50,7 +50,7 @@ fn shown(groups: &[GroupActivity]) -> Vec<wire::Group> {
     let (mut bytes, mut shown) = (0, Vec::new());
     // Names list members, so those of large groups are long. A report longer than the launcher's limit would be refused.
     for group in world.iter().chain(others.iter().rev()).copied().map(group).take(MOST_GROUPS) {
-        bytes += group.encoded_len();
+        bytes += codec::encode(&group).len();
         if bytes > MOST_BYTES {
             break;
         }
@@ -80,7 +80,7 @@ fn current(call: CurrentCall) -> wire::CurrentCall {
         number: call.number,
         operation: call.operation.name().to_owned(),
         is_message: call.operation.is_point_to_point(),
-        elapsed_ms: call.elapsed.as_millis() as u64,
+        elapsed_s: wire::seconds(call.elapsed),
     }
 }
 
@@ -136,7 +136,7 @@ fn measure(report: &wire::Report, gauges: &mut Gauges) {
     set(names::GPU_TEMPERATURE, gpu.temperature.map(f64::from));
     set(names::GPU_DEVICE_USED_BYTES, gpu.memory_used_bytes.map(|bytes| bytes as f64));
     set(names::GPU_DEVICE_BYTES, gpu.memory_total_bytes.map(|bytes| bytes as f64));
-    set(names::GPU_THROTTLED, gpu.throttling.as_ref().map(|t| f64::from(u8::from(!t.by.is_empty()))));
+    set(names::GPU_THROTTLED, gpu.throttled_by.as_ref().map(|by| f64::from(u8::from(!by.is_empty()))));
     set(names::GPU_ECC_CORRECTED, gpu.ecc_corrected.map(|errors| errors as f64));
     set(names::GPU_ECC_UNCORRECTED, gpu.ecc_uncorrected.map(|errors| errors as f64));
 }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use prost::Message as _;
 use ryzanstein_config::RendezvousConfig;
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{Epoch, Rank, Secret};
@@ -252,7 +251,7 @@ impl Shared {
 
 impl Shared {
     /// Replaces the rank's last heartbeat.
-    fn keep(&self, epoch: Epoch, rank: Rank, report: wire_status::Report) -> Result<(), Refusal> {
+    fn keep(&self, epoch: Epoch, rank: Rank, report: &[u8]) -> Result<(), Refusal> {
         let heard = Instant::now();
         let mut state = self.state();
         let has_joined = state.core.joined().is_some_and(|joined| rank.index() < joined.roster.members.len());
@@ -263,12 +262,15 @@ impl Shared {
         if !has_joined {
             return Err(Refusal::Refused(why()));
         }
-        if report.encoded_len() > LONGEST_REPORT {
+        if report.len() > LONGEST_REPORT {
+            let bytes = report.len();
             return Err(Refusal::Invalid(format!(
-                "a heartbeat of {} bytes; at most {LONGEST_REPORT} are kept",
-                report.encoded_len()
+                "a heartbeat of {bytes} bytes; at most {LONGEST_REPORT} are kept"
             )));
         }
+        let report = codec::decode(report).map_err(|why| {
+            Refusal::Invalid(format!("a heartbeat of rank {rank} that is no report: {why}"))
+        })?;
         state.beats.insert(rank, Heartbeat { heard, report: Arc::new(report) });
         Ok(())
     }
@@ -369,7 +371,7 @@ impl Control for Service {
     }
     async fn beat(&self, request: Request<wire::BeatRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::BeatRequest { epoch, rank, report } = request.into_inner();
-        let kept = self.0.keep(Epoch(epoch), Rank(rank), report.unwrap_or_default());
+        let kept = self.0.keep(Epoch(epoch), Rank(rank), &report);
         Ok(done(kept.inspect_err(|refusal| self.0.count(refusal)).map(|()| Reply::Done)))
     }
 }

@@ -5,8 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use prost::Message as _;
-
 use super::sockets::{self, SocketError};
 use super::wire::Job;
 
@@ -55,7 +53,7 @@ impl Client {
         let Self { path } = self;
         let why = match sockets::connect(path).and_then(|stream| read(&stream)) {
             // A launcher that ends closes the connection, and may have written a part of its answer.
-            Ok(answer) => match Job::decode_length_delimited(&answer[..]) {
+            Ok(answer) => match serde_json::from_slice::<Job>(&answer) {
                 Ok(job) => return Ok(Some(job)),
                 Err(_) if answer.is_empty() || !path.exists() => return Ok(None),
                 Err(error) => error.to_string(),

@@ -1,7 +1,6 @@
 //! The state of a running job: what its ranks report, and how a launcher serves it to `ryz status` and other clients.
 //!
-//! Only the launcher's user, and root, can connect to its Unix socket. Each client that connects gets one message, `Job` of
-//! `proto/status.proto`, after its length.
+//! Only the launcher's user, and root, can connect to its Unix socket. Each client that connects gets a [`wire::Job`] in JSON.
 
 mod client;
 mod endpoint;

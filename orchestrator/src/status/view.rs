@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::units;
-use serde_json::{Value, json};
 
 use super::sentence;
-use super::wire::{Group, Job, Rank, Report, State};
+use super::wire::{Gpu, Group, Job, Rank, State};
 use crate::plural;
 use crate::table::{self, Cell, Column, Screen, Tone};
 
@@ -33,7 +32,7 @@ pub fn list(jobs: &[Job], screen: Screen) -> String {
                 job.name.as_str().into(),
                 job.world_size.to_string().into(),
                 job.epoch.to_string().into(),
-                milliseconds(job.uptime_ms).into(),
+                seconds(job.uptime_s).into(),
                 if wrong == 0 {
                     Cell::new("running", Tone::Good)
                 } else {
@@ -48,7 +47,7 @@ pub fn list(jobs: &[Job], screen: Screen) -> String {
 
 /// Formats one job: a line about it, a row for each rank, and the troubles.
 pub fn table(job: &Job, screen: Screen) -> String {
-    let (ranks, up) = (plural(job.world_size as usize, "rank"), milliseconds(job.uptime_ms));
+    let (ranks, up) = (plural(job.world_size as usize, "rank"), seconds(job.uptime_s));
     let head =
         format!("job {} ({} on {}): {ranks}, epoch {}, up {up}", job.name, job.pid, job.host, job.epoch);
     let program = table::cut(&job.program, screen.width.unwrap_or(usize::MAX));
@@ -65,7 +64,7 @@ pub fn table(job: &Job, screen: Screen) -> String {
 
 fn rank_table(ranks: &[Rank], screen: Screen) -> String {
     // Programs that do not use the library are described by the kernel alone.
-    if ranks.iter().all(|rank| rank.report.is_none()) {
+    if ranks.iter().all(|rank| rank.groups.is_none()) {
         let columns = [
             Column::right("rank"),
             Column::left("state"),
@@ -82,14 +81,14 @@ fn rank_table(ranks: &[Rank], screen: Screen) -> String {
                 state_cell(rank),
                 or_dash(letter.map(sentence::process_state)),
                 or_dash(rank.waits_in.clone()),
-                or_dash(rank.cpu_ms.map(milliseconds)),
+                or_dash(rank.cpu_s.map(seconds)),
                 or_dash(rank.resident_bytes.map(bytes)),
                 or_dash(rank.pid.map(|pid| pid.to_string())),
             ]
         };
         return table::table(&columns, &ranks.iter().map(row).collect::<Vec<_>>(), screen);
     }
-    let has_gpus = ranks.iter().any(|rank| report(rank).is_some_and(|report| report.gpu.is_some()));
+    let has_gpus = ranks.iter().any(|rank| rank.gpu.is_some());
     let mut columns = vec![
         Column::right("rank"),
         Column::left("state"),
@@ -113,31 +112,28 @@ fn rank_table(ranks: &[Rank], screen: Screen) -> String {
 }
 
 fn row(rank: &Rank, has_gpus: bool) -> Vec<Cell> {
-    let report = report(rank);
-    let group = report.and_then(busiest);
+    let groups = rank.groups.as_ref();
+    let group = groups.and_then(|groups| busiest(groups));
     let recent = group.and_then(|group| group.recent);
     let mut cells: Vec<Cell> = vec![
         rank.rank.to_string().into(),
         state_cell(rank),
         group.map_or_else(|| UNKNOWN.into(), last_call).into(),
-        or_dash(group.and_then(|group| group.current.as_ref()).map(|call| milliseconds(call.elapsed_ms))),
-        or_dash(report.map(|report| report.groups.iter().map(|group| group.calls).sum::<u64>().to_string())),
+        or_dash(group.and_then(|group| group.current.as_ref()).map(|call| seconds(call.elapsed_s))),
+        or_dash(groups.map(|groups| groups.iter().map(|group| group.calls).sum::<u64>().to_string())),
         or_dash(recent.map(|recent| units::time(recent.median_us))),
         or_dash(recent.map(|recent| units::time(recent.p99_us))),
-        or_dash(report.and_then(|report| report.resident_bytes).map(bytes)),
+        or_dash(groups.and(rank.resident_bytes).map(bytes)),
     ];
     if has_gpus {
-        cells.extend(gpu_cells(report));
+        cells.extend(gpu_cells(rank.gpu.as_ref()));
     }
-    cells.extend([
-        or_dash(rank.heartbeat_age_ms.map(milliseconds)),
-        or_dash(rank.pid.map(|pid| pid.to_string())),
-    ]);
+    cells.extend([or_dash(rank.heartbeat_age_s.map(seconds)), or_dash(rank.pid.map(|pid| pid.to_string()))]);
     cells
 }
 
-fn gpu_cells(report: Option<&Report>) -> [Cell; 3] {
-    let Some(gpu) = report.and_then(|report| report.gpu.as_ref()) else {
+fn gpu_cells(gpu: Option<&Gpu>) -> [Cell; 3] {
+    let Some(gpu) = gpu else {
         return [UNKNOWN.into(), UNKNOWN.into(), UNKNOWN.into()];
     };
     if gpu.lost {
@@ -152,8 +148,8 @@ fn gpu_cells(report: Option<&Report>) -> [Cell; 3] {
 }
 
 /// Returns the group in a call of which a rank is; otherwise the group with the most calls.
-fn busiest(report: &Report) -> Option<&Group> {
-    report.groups.iter().max_by_key(|group| (group.current.is_some(), group.calls, group.begun))
+fn busiest(groups: &[Group]) -> Option<&Group> {
+    groups.iter().max_by_key(|group| (group.current.is_some(), group.calls, group.begun))
 }
 
 /// Formats the last call: `world 41 all_reduce`.
@@ -166,14 +162,10 @@ fn last_call(group: &Group) -> String {
     format!("{} {call}", group.name)
 }
 
-fn report(rank: &Rank) -> Option<&Report> {
-    rank.report.as_ref()
-}
-
-fn state_name(rank: &Rank) -> &'static str {
-    match rank.state() {
+const fn state_name(state: State) -> &'static str {
+    match state {
         State::Running => "running",
-        State::NoProgress => "no_progress",
+        State::NoProgress => "no progress",
         State::Silent => "silent",
         State::Stopped => "stopped",
         State::Exited => "exited",
@@ -181,12 +173,12 @@ fn state_name(rank: &Rank) -> &'static str {
 }
 
 fn state_cell(rank: &Rank) -> Cell {
-    let text = match (rank.state(), rank.exit_code, rank.signal) {
+    let text = match (rank.state, rank.exit_code, rank.signal) {
         (State::Exited, Some(code), _) => format!("exited {code}"),
         (State::Exited, None, Some(signal)) => format!("killed {signal}"),
-        _ => state_name(rank).replace('_', " "),
+        _ => state_name(rank.state).to_owned(),
     };
-    let tone = match rank.state() {
+    let tone = match rank.state {
         State::Running => Tone::Good,
         State::Exited if rank.exit_code == Some(0) => Tone::Faint,
         _ => Tone::Bad,
@@ -195,9 +187,9 @@ fn state_cell(rank: &Rank) -> Cell {
 }
 
 fn is_wrong(rank: &Rank) -> bool {
-    let is_lost = report(rank).and_then(|report| report.gpu.as_ref()).is_some_and(|gpu| gpu.lost);
+    let is_lost = rank.gpu.as_ref().is_some_and(|gpu| gpu.lost);
     is_lost
-        || match rank.state() {
+        || match rank.state {
             State::Running => false,
             State::Exited => rank.exit_code != Some(0),
             State::NoProgress | State::Silent | State::Stopped => true,
@@ -206,14 +198,14 @@ fn is_wrong(rank: &Rank) -> bool {
 
 /// Returns the explanation that follows the rank in a sentence, if it has trouble.
 fn explain(rank: &Rank) -> Option<String> {
-    match rank.state() {
+    match rank.state {
         State::NoProgress => rank
             .no_progress
             .as_ref()
             .map(|call| format!("makes no progress: {}", sentence::no_progress(call, None))),
         State::Silent => Some(format!(
             "is silent: no heartbeat for {}; its process is in state {}",
-            milliseconds(rank.heartbeat_age_ms.unwrap_or_default()),
+            seconds(rank.heartbeat_age_s.unwrap_or_default()),
             rank.process_state
                 .as_ref()
                 .and_then(|state| state.chars().next())
@@ -223,19 +215,19 @@ fn explain(rank: &Rank) -> Option<String> {
             let pid = rank.pid.unwrap_or_default();
             Some(format!("is stopped by a signal; kill -CONT {pid} continues it"))
         }
-        _ if is_wrong(rank) && rank.state() == State::Running => {
+        _ if is_wrong(rank) && rank.state == State::Running => {
             Some("has lost its GPU: only a reset of the GPU or of the host brings it back".into())
         }
         _ => None,
     }
 }
 
-fn milliseconds(milliseconds: u64) -> String {
-    match milliseconds / 1000 {
-        _ if milliseconds == 0 => "< 1 ms".into(),
-        0..120 => units::time(milliseconds as f64 * 1e3),
-        seconds @ 120..7200 => format!("{} min", seconds / 60),
-        seconds => format!("{} h", seconds / 3600),
+fn seconds(seconds: f64) -> String {
+    match seconds as u64 {
+        _ if seconds == 0.0 => "< 1 ms".into(),
+        0..120 => units::time(seconds * 1e6),
+        whole @ 120..7200 => format!("{} min", whole / 60),
+        whole => format!("{} h", whole / 3600),
     }
 }
 
@@ -249,104 +241,27 @@ fn or_dash(text: Option<String>) -> Cell {
 
 /// Formats one line: every job with all known values.
 pub fn json(jobs: &[Job]) -> String {
-    json!({ "jobs": jobs.iter().map(job_json).collect::<Vec<_>>() }).to_string()
-}
-
-fn job_json(job: &Job) -> Value {
-    json!({
-        "job": job.pid,
-        "name": job.name,
-        "host": job.host,
-        "program": job.program,
-        "epoch": job.epoch,
-        "world_size": job.world_size,
-        "uptime_s": seconds(job.uptime_ms),
-        "ranks": job.ranks.iter().map(rank_json).collect::<Vec<_>>(),
-    })
-}
-
-fn rank_json(rank: &Rank) -> Value {
-    let report = report(rank);
-    json!({
-        "rank": rank.rank,
-        "pid": rank.pid,
-        "state": state_name(rank),
-        "process_state": rank.process_state,
-        "waits_in": rank.waits_in,
-        "cpu_s": rank.cpu_ms.map(seconds),
-        "cpus": rank.cpus,
-        "exit_code": rank.exit_code,
-        "signal": rank.signal,
-        "heartbeat_age_s": rank.heartbeat_age_ms.map(seconds),
-        "no_progress": rank.no_progress.as_ref().map(|missed| json!({
-            "group": missed.group,
-            "call": missed.call,
-            "operation": missed.operation,
-            "waiting": missed.waiting,
-            "waited_s": seconds(missed.waited_ms),
-        })),
-        "groups": report.map(|report| report.groups.iter().map(group_json).collect::<Vec<_>>()),
-        "resident_bytes": rank.resident_bytes.or(report.and_then(|report| report.resident_bytes)),
-        "gpu": report.and_then(|report| report.gpu.as_ref()).map(|gpu| json!({
-            "uuid": gpu.uuid,
-            "lost": gpu.lost,
-            "utilization": gpu.utilization,
-            "memory_used_bytes": gpu.memory_used_bytes,
-            "memory_total_bytes": gpu.memory_total_bytes,
-            "temperature": gpu.temperature,
-            "throttled_by": gpu.throttling.as_ref().map(|throttling| &throttling.by),
-            "ecc_corrected": gpu.ecc_corrected,
-            "ecc_uncorrected": gpu.ecc_uncorrected,
-            "age_s": seconds(gpu.age_ms),
-        })),
-        "gpu_memory": report.and_then(|report| report.gpu_memory.as_ref()).map(|memory| json!({
-            "used_bytes": memory.used_bytes,
-            "reserved_bytes": memory.reserved_bytes,
-            "limit_bytes": memory.limit_bytes,
-            "fragmentation": memory.fragmentation,
-        })),
-    })
-}
-
-fn group_json(group: &Group) -> Value {
-    json!({
-        "name": group.name,
-        "size": group.size,
-        "failed": group.failed,
-        "begun": group.begun,
-        "operation": group.operation,
-        "ended": group.ended,
-        "current": group.current.as_ref().map(|call| json!({
-            "number": call.number,
-            "operation": call.operation,
-            "is_message": call.is_message,
-            "elapsed_s": seconds(call.elapsed_ms),
-        })),
-        "calls": group.calls,
-        "recent": group.recent.as_ref().map(|recent| json!({
-            "calls": recent.calls,
-            "median_us": recent.median_us,
-            "p99_us": recent.p99_us,
-        })),
-    })
-}
-
-fn seconds(milliseconds: u64) -> f64 {
-    milliseconds as f64 / 1e3
+    #[derive(serde::Serialize)]
+    struct Jobs<'a> {
+        jobs: &'a [Job],
+    }
+    serde_json::to_string(&Jobs { jobs }).expect("every job has a form in JSON")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{CurrentCall, Gpu, Latency, NoProgress};
+    use serde_json::Value;
+
+    use super::super::wire::{CurrentCall, Latency, NoProgress};
     use super::*;
 
     fn rank(number: u32, state: State) -> Rank {
-        Rank { rank: number, pid: Some(100 + number), state: state.into(), ..Rank::default() }
+        Rank { rank: number, pid: Some(100 + number), state, ..Rank::default() }
     }
 
     fn waiting(number: u32) -> Rank {
         let current =
-            CurrentCall { number: 41, operation: "all_reduce".into(), is_message: false, elapsed_ms: 5200 };
+            CurrentCall { number: 41, operation: "all_reduce".into(), is_message: false, elapsed_s: 5.2 };
         let group = Group {
             name: "world".into(),
             size: 3,
@@ -358,8 +273,12 @@ mod tests {
             recent: Some(Latency { calls: 40, median_us: 120.0, p99_us: 900.0 }),
             ..Group::default()
         };
-        let report = Report { groups: vec![group], resident_bytes: Some(52_000_000), ..Report::default() };
-        Rank { report: Some(report), heartbeat_age_ms: Some(400), ..rank(number, State::Running) }
+        Rank {
+            groups: Some(vec![group]),
+            resident_bytes: Some(52_000_000),
+            heartbeat_age_s: Some(0.4),
+            ..rank(number, State::Running)
+        }
     }
 
     fn job() -> Job {
@@ -368,7 +287,7 @@ mod tests {
             call: 41,
             operation: "all_reduce".into(),
             waiting: 2,
-            waited_ms: 5200,
+            waited_s: 5.2,
         };
         let stuck = Rank { no_progress: Some(missed), ..rank(2, State::NoProgress) };
         Job {
@@ -378,7 +297,7 @@ mod tests {
             program: "./engine".into(),
             epoch: 1,
             world_size: 3,
-            uptime_ms: 61_000,
+            uptime_s: 61.0,
             ranks: vec![waiting(0), waiting(1), stuck],
         }
     }
@@ -425,8 +344,7 @@ rank 2 makes no progress: it has not begun call 41 (all_reduce) of group 'world'
     #[test]
     fn a_lost_gpu_is_told_as_such() {
         let mut job = job();
-        let report = job.ranks[0].report.as_mut().expect("a report");
-        report.gpu = Some(Gpu { uuid: "GPU-1".into(), lost: true, ..Gpu::default() });
+        job.ranks[0].gpu = Some(Gpu { uuid: "GPU-1".into(), lost: true, ..Gpu::default() });
         let text = table(&job, Screen::PLAIN);
         assert!(text.contains("rank 0 has lost its GPU") && text.contains("  lost  "), "{text}");
         let value: Value = serde_json::from_str(&json(&[job])).expect("one object");

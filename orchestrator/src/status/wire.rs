@@ -1,10 +1,202 @@
-//! The messages, as generated from `proto/status.proto`.
+//! The state of a job: what its ranks report of themselves, and what its launcher knows of them.
+//!
+//! A launcher sends [`Job`] to each client of its socket, as the JSON of `ryz status`. Ranks send a [`Report`] about once a second
+//! over the control plane. What is not known is `None`, never zero.
 
-// Fields are documented in the .proto; lints are for code people write.
-#![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::all)]
+use std::time::Duration;
 
-#[rustfmt::skip]
-#[path = "generated.rs"]
-mod generated;
+use serde::{Deserialize, Serialize};
 
-pub use generated::*;
+/// The job and each of its ranks, as the launcher knows them now.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// The process that serves this: the supervisor of the ranks. It identifies the job on its host.
+    #[serde(rename = "job")]
+    pub pid: u32,
+    /// The setting `job.name`.
+    pub name: String,
+    /// The launcher's host.
+    pub host: String,
+    /// The program of the ranks, with its arguments.
+    pub program: String,
+    /// The epoch.
+    pub epoch: u64,
+    /// Number of ranks on all nodes.
+    pub world_size: u32,
+    /// Age of the job.
+    pub uptime_s: f64,
+    /// The ranks of this node. The launcher of the first node adds those of other nodes that have reported.
+    pub ranks: Vec<Rank>,
+}
+
+/// A rank, from its launcher's point of view.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Rank {
+    /// Its number.
+    pub rank: u32,
+    /// Its process. Absent for a rank of another node.
+    pub pid: Option<u32>,
+    /// Its state.
+    pub state: State,
+    /// The kernel's letter for the process: R runs, S sleeps, D cannot be interrupted, T is stopped, Z is dead and not reaped.
+    pub process_state: Option<String>,
+    /// The system call, or the function of the kernel, in which its first thread waits.
+    pub waits_in: Option<String>,
+    /// CPU time of the process, or of the program that it waits for, as with `sh -c PROGRAM`. Absent for a rank of another node.
+    pub cpu_s: Option<f64>,
+    /// The processors that the same process may use, in the format of Linux: `0-3,8`.
+    pub cpus: Option<String>,
+    /// The exit code of a process that has exited.
+    pub exit_code: Option<i32>,
+    /// The signal that ended the process.
+    pub signal: Option<i32>,
+    /// Age of the last report. Absent for a program that sends none.
+    pub heartbeat_age_s: Option<f64>,
+    /// With [`State::NoProgress`]: the call that others wait in.
+    pub no_progress: Option<NoProgress>,
+    /// Its groups, if it reports.
+    pub groups: Option<Vec<Group>>,
+    /// Resident memory of the process.
+    pub resident_bytes: Option<u64>,
+    /// Its GPU, if it reports one.
+    pub gpu: Option<Gpu>,
+    /// Its memory on that GPU.
+    pub gpu_memory: Option<GpuMemory>,
+}
+
+/// The state of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// The process runs, and nothing is known to be wrong.
+    #[default]
+    Running,
+    /// Other ranks wait for it in a call that it has not begun.
+    NoProgress,
+    /// It has stopped sending heartbeats, but is neither dead nor stopped.
+    Silent,
+    /// A signal stopped it.
+    Stopped,
+    /// It has exited, or a signal ended it.
+    Exited,
+}
+
+/// A call in which others wait for a rank.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct NoProgress {
+    /// The group's name.
+    pub group: String,
+    /// The number of the call.
+    pub call: u64,
+    /// Its operation.
+    pub operation: String,
+    /// Number of ranks that wait in that call.
+    pub waiting: u32,
+    /// Waiting time of the first of them.
+    pub waited_s: f64,
+}
+
+/// A rank's report on itself.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Its groups.
+    pub groups: Vec<Group>,
+    /// Resident memory of the process.
+    pub resident_bytes: Option<u64>,
+    /// The GPU of this rank, if it has one.
+    pub gpu: Option<Gpu>,
+    /// Memory allocated by this rank on it.
+    pub gpu_memory: Option<GpuMemory>,
+    /// The rank leaves the job in good order: no report follows.
+    pub leaving: bool,
+}
+
+/// Activity of a rank in one of its groups. Collectives are numbered from 1.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Group {
+    /// The group's name.
+    pub name: String,
+    /// Number of members.
+    pub size: u32,
+    /// True if it cannot be used any more.
+    pub failed: bool,
+    /// Number of the last collective begun; 0 before the first, absent where it is not recorded.
+    pub begun: Option<u64>,
+    /// The operation of that collective.
+    pub operation: Option<String>,
+    /// Number of the last collective that has returned.
+    pub ended: Option<u64>,
+    /// The oldest call that has not returned.
+    pub current: Option<CurrentCall>,
+    /// Calls since the start, messages included.
+    pub calls: u64,
+    /// Latency of the newest calls.
+    pub recent: Option<Latency>,
+}
+
+/// A call that has not returned.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct CurrentCall {
+    /// Its number.
+    pub number: u64,
+    /// Its operation.
+    pub operation: String,
+    /// True for a send or receive.
+    pub is_message: bool,
+    /// Time since its start.
+    pub elapsed_s: f64,
+}
+
+/// Of the newest calls of a group that were timed, 256 at most.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Latency {
+    /// Number of calls.
+    pub calls: u32,
+    /// Median in microseconds.
+    pub median_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+}
+
+/// NVML's report on a GPU.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Its identity.
+    pub uuid: String,
+    /// It has fallen off the bus. Nothing else is known then.
+    pub lost: bool,
+    /// In percent.
+    pub utilization: Option<u32>,
+    /// By anybody.
+    pub memory_used_bytes: Option<u64>,
+    /// Its whole memory.
+    pub memory_total_bytes: Option<u64>,
+    /// In degrees Celsius.
+    pub temperature: Option<u32>,
+    /// Reasons for reduced clocks; idleness is not reported.
+    pub throttled_by: Option<Vec<String>>,
+    /// Corrected errors of its memory.
+    pub ecc_corrected: Option<u64>,
+    /// Uncorrected errors of its memory.
+    pub ecc_uncorrected: Option<u64>,
+    /// Age of all this. It grows while the driver does not answer.
+    pub age_s: f64,
+}
+
+/// A rank's memory on its GPU.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct GpuMemory {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// `used_bytes` and what pools keep for later.
+    pub reserved_bytes: u64,
+    /// The largest allowed number of bytes.
+    pub limit_bytes: u64,
+    /// The share of reserved bytes that is not used, from 0 to 1.
+    pub fragmentation: Option<f64>,
+}
+
+/// Returns a time in seconds, in whole milliseconds.
+pub(crate) fn seconds(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1e3
+}

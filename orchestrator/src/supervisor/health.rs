@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ryzanstein_process_group::Rank;
 
-use crate::status::wire::{CurrentCall, Group, NoProgress, Report};
+use crate::status::wire::{self, CurrentCall, Group, NoProgress, Report};
 
 /// Time that other ranks must have waited before a rank is reported to make no progress.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -191,7 +191,8 @@ fn waits<'a>(heard: &[(Rank, &'a Heartbeat)]) -> BTreeMap<(&'a str, u64), Wait<'
     let mut waits = BTreeMap::new();
     for (_, beat) in heard {
         for (group, current) in beat.report.groups.iter().filter_map(in_collective) {
-            let since = beat.heard.saturating_sub(Duration::from_millis(current.elapsed_ms));
+            let elapsed = Duration::try_from_secs_f64(current.elapsed_s).unwrap_or_default();
+            let since = beat.heard.saturating_sub(elapsed);
             let (group, call, operation) = (group.name.as_str(), current.number, current.operation.as_str());
             let wait = waits.entry((group, call)).or_insert(Wait { group, call, operation, ranks: 0, since });
             wait.ranks += 1;
@@ -222,7 +223,7 @@ fn missed(beat: &Heartbeat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<N
         call: wait.call,
         operation: wait.operation.to_owned(),
         waiting: wait.ranks,
-        waited_ms: waited.as_millis() as u64,
+        waited_s: wire::seconds(waited),
     })
 }
 

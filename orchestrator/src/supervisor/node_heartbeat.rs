@@ -275,7 +275,7 @@ mod tests {
             capabilities: vec![Capability::usable(BackendKind::Tcp)],
         };
         rank.join(candidate, deadline).unwrap();
-        rank.beat(Report::default()).unwrap();
+        rank.beat(&Report::default()).unwrap();
         let has_left = || server.beats()[&Rank(0)].report.leaving;
         assert!(!has_left());
 

@@ -329,7 +329,7 @@ impl<'a> Supervisor<'a> {
             program: program.collect::<Vec<_>>().join(" "),
             epoch: self.core.epoch().0,
             world_size: self.job.world_size().unwrap_or_default(),
-            uptime_ms: now.as_millis() as u64,
+            uptime_s: wire::seconds(now),
             ranks: self.seen().iter().map(|(rank, seen)| self.rank_status(now, *rank, seen)).collect(),
         }
     }
@@ -347,26 +347,29 @@ impl<'a> Supervisor<'a> {
         };
         let pid = process.and_then(|process| process.pid).map(raw);
         let program = pid.filter(|_| seen.process != Process::Ended).and_then(proc::Process::program);
+        let report = seen.beat.as_ref().map(|beat| &beat.report);
         wire::Rank {
             rank: rank.0,
             pid,
-            state: state.into(),
+            state,
             process_state: program.as_ref().map(|program| program.state.to_string()),
-            cpu_ms: program.as_ref().map(|program| program.cpu.as_millis() as u64),
-            resident_bytes: program.as_ref().map(|program| program.resident_bytes),
+            cpu_s: program.as_ref().map(|program| wire::seconds(program.cpu)),
+            resident_bytes: program
+                .as_ref()
+                .map(|program| program.resident_bytes)
+                .or(report.and_then(|report| report.resident_bytes)),
             cpus: program.as_ref().and_then(proc::Process::cpus),
             waits_in: program.filter(|program| program.state != 'R').and_then(|program| program.waits_in()),
             exit_code,
             signal,
-            heartbeat_age_ms: seen
-                .beat
-                .as_ref()
-                .map(|beat| now.saturating_sub(beat.heard).as_millis() as u64),
+            heartbeat_age_s: seen.beat.as_ref().map(|beat| wire::seconds(now.saturating_sub(beat.heard))),
             no_progress: match trouble {
                 Some(Trouble::NoProgress(call, _)) if state == wire::State::NoProgress => Some(call.clone()),
                 _ => None,
             },
-            report: seen.beat.as_ref().map(|beat| (*beat.report).clone()),
+            groups: report.map(|report| report.groups.clone()),
+            gpu: report.and_then(|report| report.gpu.clone()),
+            gpu_memory: report.and_then(|report| report.gpu_memory.clone()),
         }
     }
 

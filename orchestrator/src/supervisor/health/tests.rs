@@ -12,12 +12,8 @@ fn at(group: &str, begun: u64) -> Group {
 
 /// Returns the state of a rank in collective `call` of a group for this number of seconds.
 fn inside(group: &str, call: u64, seconds: f64) -> Group {
-    let current = CurrentCall {
-        number: call,
-        operation: "all_reduce".into(),
-        is_message: false,
-        elapsed_ms: (seconds * 1e3) as u64,
-    };
+    let current =
+        CurrentCall { number: call, operation: "all_reduce".into(), is_message: false, elapsed_s: seconds };
     Group { ended: Some(call - 1), current: Some(current), ..at(group, call) }
 }
 
