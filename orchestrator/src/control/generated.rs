@@ -150,7 +150,7 @@ pub struct BeatRequest {
     pub epoch: u64,
     #[prost(uint32, tag = "2")]
     pub rank: u32,
-    /// A `Report` of `src/status/wire.rs`, in MessagePack.
+    /// A `Report` of `src/status/wire.rs`, in JSON.
     #[prost(bytes = "bytes", tag = "3")]
     pub report: ::prost::bytes::Bytes,
 }

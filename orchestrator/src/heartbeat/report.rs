@@ -7,7 +7,6 @@ use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, Recen
 
 use super::gpu::Sampler;
 use crate::metric_names as names;
-use crate::rendezvous::codec;
 use crate::status::wire;
 
 /// Maximum number of groups in a report. A rank usually has a handful.
@@ -50,7 +49,7 @@ fn shown(groups: &[GroupActivity]) -> Vec<wire::Group> {
     let (mut bytes, mut shown) = (0, Vec::new());
     // Names list members, so those of large groups are long. A report longer than the launcher's limit would be refused.
     for group in world.iter().chain(others.iter().rev()).copied().map(group).take(MOST_GROUPS) {
-        bytes += codec::encode(&group).len();
+        bytes += serde_json::to_vec(&group).map_or(0, |json| json.len());
         if bytes > MOST_BYTES {
             break;
         }

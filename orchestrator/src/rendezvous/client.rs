@@ -152,7 +152,7 @@ impl Client {
         let Some((rank, epoch)) = self.inner.joined.get() else {
             return Err(Error::Rendezvous("join before sending heartbeats".into()));
         };
-        let request = wire::BeatRequest { epoch: epoch.0, rank: rank.0, report: codec::encode(report) };
+        let request = wire::BeatRequest { epoch: epoch.0, rank: rank.0, report: report.encode() };
         refused(self.call(BEAT_TIMEOUT, |mut stub| async move { stub.beat(request).await })?.refusal)
     }
 
@@ -172,7 +172,7 @@ impl Client {
     /// Reports to the first node's launcher that a rank of this node has left, and that no heartbeat follows.
     pub(crate) fn report_exit(&self, rank: Rank, wait: Duration) -> Result<()> {
         let report = Report { leaving: true, ..Report::default() };
-        let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: codec::encode(&report) };
+        let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: report.encode() };
         refused(self.call(wait, |mut stub| async move { stub.beat(request).await })?.refusal)
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn encode(value: &impl Serialize) -> Bytes {
 }
 
 /// Decodes a value that fills the bytes.
-pub(super) fn decode<T: DeserializeOwned>(mut bytes: &[u8]) -> Result<T, String> {
+fn decode<T: DeserializeOwned>(mut bytes: &[u8]) -> Result<T, String> {
     let mut decoder = rmp_serde::Deserializer::new(&mut bytes);
     decoder.set_max_depth(DEEPEST);
     let value = T::deserialize(&mut decoder).map_err(|error| error.to_string())?;
@@ -129,7 +129,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::status::wire::{CurrentCall, Gpu, GpuMemory, Group, Latency, Report};
 
     fn joined(ranks: u32) -> Joined {
         let members = (0..ranks).map(|i| Member {
@@ -145,35 +144,6 @@ mod tests {
             roster: Roster { epoch: Epoch(3), members: members.collect() },
             selection: BackendSelection { backend: BackendKind::Tcp, reason: "asked for".into() },
         }
-    }
-
-    #[test]
-    fn a_heartbeat_survives_the_wire_and_a_part_of_one_is_refused() {
-        let current = CurrentCall { number: 41, operation: "send".into(), is_message: true, elapsed_s: 5.2 };
-        let recent = Latency { calls: 40, median_us: 120.5, p99_us: 900.0 };
-        let group = Group {
-            name: "world".into(),
-            begun: Some(41),
-            operation: Some("barrier".into()),
-            current: Some(current),
-            recent: Some(recent),
-            ..Group::default()
-        };
-        let gpu = Gpu { throttled_by: Some(vec!["heat".into()]), age_s: 0.5, ..Gpu::default() };
-        let memory = GpuMemory { used_bytes: u64::MAX, fragmentation: Some(0.25), ..GpuMemory::default() };
-        let report = Report {
-            groups: vec![group, Group::default()],
-            resident_bytes: Some(0),
-            gpu: Some(gpu),
-            gpu_memory: Some(memory),
-            leaving: true,
-        };
-        let bytes = encode(&report);
-        assert_eq!(decode::<Report>(&bytes), Ok(report));
-        for length in 0..bytes.len() {
-            assert!(decode::<Report>(&bytes[..length]).is_err(), "{length}");
-        }
-        assert!(decode::<Report>(&[&bytes[..], b"x"].concat()).is_err());
     }
 
     #[test]

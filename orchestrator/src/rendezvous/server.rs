@@ -253,6 +253,15 @@ impl Shared {
     /// Replaces the rank's last heartbeat.
     fn keep(&self, epoch: Epoch, rank: Rank, report: &[u8]) -> Result<(), Refusal> {
         let heard = Instant::now();
+        if report.len() > LONGEST_REPORT {
+            let bytes = report.len();
+            return Err(Refusal::Invalid(format!(
+                "a heartbeat of {bytes} bytes; at most {LONGEST_REPORT} are kept"
+            )));
+        }
+        let report = serde_json::from_slice(report).map_err(|why| {
+            Refusal::Invalid(format!("a heartbeat of rank {rank} that is no report: {why}"))
+        })?;
         let mut state = self.state();
         let has_joined = state.core.joined().is_some_and(|joined| rank.index() < joined.roster.members.len());
         let why = || format!("a heartbeat of rank {rank} in epoch {epoch}, which is not in the job");
@@ -262,15 +271,6 @@ impl Shared {
         if !has_joined {
             return Err(Refusal::Refused(why()));
         }
-        if report.len() > LONGEST_REPORT {
-            let bytes = report.len();
-            return Err(Refusal::Invalid(format!(
-                "a heartbeat of {bytes} bytes; at most {LONGEST_REPORT} are kept"
-            )));
-        }
-        let report = codec::decode(report).map_err(|why| {
-            Refusal::Invalid(format!("a heartbeat of rank {rank} that is no report: {why}"))
-        })?;
         state.beats.insert(rank, Heartbeat { heard, report: Arc::new(report) });
         Ok(())
     }

@@ -19,6 +19,14 @@ pub enum StatusError {
     /// The folder of the sockets cannot be listed, or none of them be used.
     #[error("cannot look for running jobs: {0}")]
     Sockets(#[from] SocketError),
+    /// A launcher answers in a form that this program does not know.
+    #[error("{path}: the launcher of this job answers in another form: {why}; use the `ryz` of the version that has launched it", path = .path.display())]
+    Unreadable {
+        /// Path of the socket of the launcher.
+        path: PathBuf,
+        /// The failure.
+        why: String,
+    },
     /// A launcher exists and does not answer.
     #[error("{path}: the launcher of this job does not answer: {why}; the number in the file's name is the launcher's process id: inspect it with ps, or end it", path = .path.display())]
     Silent {
@@ -48,7 +56,7 @@ impl Client {
     /// Returns the state of the job; `None` once it has ended.
     ///
     /// # Errors
-    /// [`StatusError::Silent`] if the launcher exists and does not answer.
+    /// [`StatusError::Silent`] if the launcher exists and does not answer, [`StatusError::Unreadable`] if it answers in another form.
     pub fn job(&self) -> Result<Option<Job>, StatusError> {
         let Self { path } = self;
         let why = match sockets::connect(path).and_then(|stream| read(&stream)) {
@@ -56,7 +64,9 @@ impl Client {
             Ok(answer) => match serde_json::from_slice::<Job>(&answer) {
                 Ok(job) => return Ok(Some(job)),
                 Err(_) if answer.is_empty() || !path.exists() => return Ok(None),
-                Err(error) => error.to_string(),
+                Err(error) => {
+                    return Err(StatusError::Unreadable { path: path.clone(), why: error.to_string() });
+                }
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 format!("no answer for {} s", PATIENCE.as_secs())
@@ -80,4 +90,29 @@ fn read(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     stream.by_ref().take(MOST_BYTES).read_to_end(&mut answer)?;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_in_another_form_is_an_error_and_half_a_one_the_end_of_the_job() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ryz-1.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let launcher = std::thread::spawn(move || {
+            for answer in ["0123", ""] {
+                listener.accept().unwrap().0.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let client = Client { path };
+        assert!(matches!(client.job(), Err(StatusError::Unreadable { .. })));
+        assert_eq!(client.job().unwrap(), None);
+        launcher.join().unwrap();
+        assert_eq!(client.job().unwrap(), None, "nobody listens");
+    }
 }

@@ -1,10 +1,11 @@
 //! The state of a job: what its ranks report of themselves, and what its launcher knows of them.
 //!
 //! A launcher sends [`Job`] to each client of its socket, as the JSON of `ryz status`. Ranks send a [`Report`] about once a second
-//! over the control plane. What is not known is `None`, never zero.
+//! over the control plane, in JSON too, which has no infinite numbers. What is not known is `None`, never zero.
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The job and each of its ranks, as the launcher knows them now.
@@ -111,6 +112,12 @@ pub struct Report {
     pub leaving: bool,
 }
 
+impl Report {
+    pub(crate) fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("every report has a form in JSON").into()
+    }
+}
+
 /// Activity of a rank in one of its groups. Collectives are numbered from 1.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Group {
@@ -199,4 +206,52 @@ pub struct GpuMemory {
 /// Returns a time in seconds, in whole milliseconds.
 pub(crate) fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(bytes: &[u8]) -> Option<Report> {
+        serde_json::from_slice(bytes).ok()
+    }
+
+    #[test]
+    fn a_report_survives_the_wire_and_a_part_of_one_is_refused() {
+        let current = CurrentCall { number: 41, operation: "send".into(), is_message: true, elapsed_s: 5.2 };
+        let recent = Latency { calls: 40, median_us: 120.5, p99_us: 900.0 };
+        let group = Group {
+            name: "world".into(),
+            begun: Some(41),
+            operation: Some("barrier".into()),
+            current: Some(current),
+            recent: Some(recent),
+            ..Group::default()
+        };
+        let gpu = Gpu { throttled_by: Some(vec!["heat".into()]), age_s: 0.5, ..Gpu::default() };
+        let memory = GpuMemory { used_bytes: u64::MAX, fragmentation: Some(0.25), ..GpuMemory::default() };
+        let report = Report {
+            groups: vec![group, Group::default()],
+            resident_bytes: Some(0),
+            gpu: Some(gpu),
+            gpu_memory: Some(memory),
+            leaving: true,
+        };
+        let bytes = report.encode();
+        assert_eq!(decode(&bytes), Some(report));
+        for length in 0..bytes.len() {
+            assert!(decode(&bytes[..length]).is_none(), "{length}");
+        }
+        assert!(decode(&[&bytes[..], b"x"].concat()).is_none());
+        let infinite =
+            Report { gpu: Some(Gpu { age_s: f64::INFINITY, ..Gpu::default() }), ..Report::default() };
+        assert_eq!(decode(&infinite.encode()), None, "it could not be shown");
+    }
+
+    #[test]
+    fn the_json_of_a_job_is_that_of_the_book() {
+        let example = r#"{"job":4667,"name":"ryzanstein","host":"node0","program":"./engine","epoch":1,"world_size":2,"uptime_s":61.0,"ranks":[{"rank":1,"pid":4675,"state":"no_progress","process_state":"S","waits_in":"futex","cpu_s":0.5,"cpus":"0-3","exit_code":null,"signal":null,"heartbeat_age_s":0.4,"no_progress":{"group":"world","call":41,"operation":"all_reduce","waiting":1,"waited_s":5.4},"groups":[{"name":"world","size":2,"failed":false,"begun":40,"operation":"barrier","ended":40,"current":{"number":41,"operation":"send","is_message":true,"elapsed_s":0.1},"calls":27,"recent":{"calls":27,"median_us":95.2,"p99_us":3380.1}}],"resident_bytes":24190976,"gpu":{"uuid":"GPU-1","lost":false,"utilization":90,"memory_used_bytes":1,"memory_total_bytes":2,"temperature":61,"throttled_by":["heat"],"ecc_corrected":0,"ecc_uncorrected":0,"age_s":0.2},"gpu_memory":{"used_bytes":1,"reserved_bytes":2,"limit_bytes":3,"fragmentation":0.5}}]}"#;
+        let job: Job = serde_json::from_str(example).expect("a job");
+        assert_eq!(serde_json::to_string(&job).expect("JSON"), example);
+    }
 }

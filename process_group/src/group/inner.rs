@@ -449,8 +449,9 @@ impl Core {
             return Ok(());
         }
         for (fingerprint, sequence, buffers) in calls {
+            let began = Instant::now();
             let completion = self.submit(fingerprint, sequence, buffers, started)?;
-            self.end(&fingerprint, completion, started, Instant::now());
+            self.end(&fingerprint, completion, began, Instant::now());
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The newest calls of a group, in memory that is allocated once. Pure.
+//! The newest calls of a group, in memory that is allocated once.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;

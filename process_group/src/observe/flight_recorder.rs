@@ -94,7 +94,7 @@ impl FlightRecorder {
         for _ in 0..too_many {
             // The oldest groups come first.
             if let Some(oldest) = groups.iter().position(has_ended) {
-                groups.remove(oldest);
+                groups.remove(oldest).profile.forget_newest();
             }
         }
         groups.clone()
@@ -108,7 +108,12 @@ impl FlightRecorder {
 
     /// Returns a copy of the present records.
     pub fn record(&self) -> FlightRecord {
-        let groups = self.groups().iter().map(|shown| shown.profile.flight_record()).collect();
+        let groups = self.groups().into_iter().filter_map(|Shown { profile, .. }| {
+            let record = profile.flight_record();
+            // A group that has ended meanwhile has forgotten its calls.
+            (!profile.has_ended() || profile.has_failed()).then_some(record)
+        });
+        let groups = groups.collect();
         FlightRecord { dumped_ns: unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
@@ -134,7 +139,7 @@ impl FlightRecorder {
     }
 
     /// Writes a record to `rank-R.json` in the folder of `profile.trace_dir`, if there is one, after a failure. Another thread writes
-    /// it, and this waits a few seconds at most: a disk that hangs must not keep the error from the caller. Logs an error to write.
+    /// it, and this waits a second at most: a disk that hangs must not keep the error from the caller. Logs an error to write.
     pub fn failed(&self) {
         let Some(folder) = self.folder().map(Path::to_owned) else { return };
         let (recorder, rank) = (self.clone(), self.0.head.rank.0);
@@ -263,6 +268,25 @@ mod tests {
             serde_json::from_slice(&fs::read(folder.path().join("rank-0.json")).unwrap()).unwrap();
         assert_eq!(record.groups[0].name, "world");
         assert!(record.groups.iter().all(|group| group.failure.is_some()), "{record:?}");
+    }
+
+    #[test]
+    fn the_newest_groups_that_have_failed_stay_in_records_with_their_calls() {
+        together(&config(None), |mut manager| {
+            let count = 2 + manager.rank().index();
+            for _ in 0..=MOST_FAILED {
+                let mut group = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
+                group.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap_err();
+            }
+            let record = manager.flight_recorder().record();
+            let failed: Vec<_> = record.groups.iter().filter(|group| group.failure.is_some()).collect();
+            assert_eq!(failed.len(), MOST_FAILED);
+            for group in failed {
+                let last = group.calls.last().expect("its call");
+                assert_eq!((last.fingerprint.count, last.outcome), (count, Outcome::Failed));
+            }
+            manager.finalize().unwrap();
+        });
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Observation of groups: the profile, the flight recorder, and the documented targets.
+//! Observation of groups. The [`profile`](profile::Profile) of a group records its calls: all by class, and the newest ones each. The
+//! [flight recorder](flight_recorder::FlightRecorder) of a rank shows and writes the newest calls of all its groups.
 
 pub(crate) mod activity;
 pub(crate) mod call_history;

@@ -1,4 +1,4 @@
-//! Latency and bandwidth of every call, always on.
+//! Latency and bandwidth of every call, and the newest calls one by one, always on.
 //!
 //! A call costs two clock readings, two uncontended locks, a comparison with the class of the last call and a histogram increment.
 //! Latency is this rank's own time in the call, including the wait for the other ranks. On a GPU it is the time between two events,
@@ -31,7 +31,7 @@ use crate::types::sync::lock;
 /// Settings of the record: its content, the limits of slow calls, and the interval of their warnings.
 #[derive(Clone, Copy, Debug)]
 pub struct Recording {
-    /// True if calls are recorded at all.
+    /// True if calls are counted and timed by class.
     pub record: bool,
     /// Number of the newest calls that the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off, and the current call of
     /// a rank is then invisible.
@@ -92,6 +92,16 @@ struct Entry {
     metrics: Metrics,
 }
 
+/// A slow call of which a warning is due.
+struct SlowCall {
+    operation: Operation,
+    bytes: u64,
+    path: Path,
+    elapsed: Duration,
+    /// Number of slow calls of its class since the last warning.
+    untold: u64,
+}
+
 /// The metric handles of one class, so that a call needs no lookup.
 struct Metrics {
     calls: metrics::Counter,
@@ -123,7 +133,7 @@ pub struct Profile {
     /// True when the group has ended.
     ended: AtomicBool,
     /// Locked for the moment of a read or a write, and not while a call waits.
-    calls: Mutex<Calls>,
+    recorded: Mutex<Recorded>,
     /// Present until the group ends.
     timings: Mutex<Option<Arc<dyn Timings>>>,
     link_gbs: Option<f64>,
@@ -131,7 +141,7 @@ pub struct Profile {
 }
 
 /// The calls of a group: the newest ones each, and all by their class. One lock for both, as a call takes it at its end for both.
-struct Calls {
+struct Recorded {
     history: CallHistory,
     entries: Entries,
 }
@@ -146,7 +156,7 @@ struct Entries {
 }
 
 /// Latencies of the newest calls of all classes, in nanoseconds.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Newest {
     nanos: Vec<u64>,
     next: usize,
@@ -259,7 +269,7 @@ impl Profile {
             recording,
             paused: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            calls: Mutex::new(Calls {
+            recorded: Mutex::new(Recorded {
                 history: CallHistory::new(recording.newest_calls),
                 entries: Entries::default(),
             }),
@@ -281,10 +291,14 @@ impl Profile {
         lock(&self.timings).take();
         self.groups.decrement(1);
         self.ended.store(true, Ordering::Release);
-        let history = &mut lock(&self.calls).history;
-        if !history.has_failed() {
-            *history = CallHistory::new(0);
+        if !self.has_failed() {
+            self.forget_newest();
         }
+    }
+
+    /// Frees the memory of the newest calls.
+    pub(crate) fn forget_newest(&self) {
+        lock(&self.recorded).history = CallHistory::new(0);
     }
 
     /// Returns true if the group has ended.
@@ -294,13 +308,13 @@ impl Profile {
 
     /// Returns true if the group cannot be used any more.
     pub(crate) fn has_failed(&self) -> bool {
-        lock(&self.calls).history.has_failed()
+        lock(&self.recorded).history.has_failed()
     }
 
     /// Records the start of a call, or of `calls` calls of a replay.
     pub(crate) fn begin(&self, fingerprint: &CallFingerprint, number: u64, calls: u64, at: Instant) {
         if self.recording.newest_calls > 0 {
-            lock(&self.calls).history.begin(fingerprint, number, calls, at);
+            lock(&self.recorded).history.begin(fingerprint, number, calls, at);
         }
     }
 
@@ -313,24 +327,25 @@ impl Profile {
         returned: Instant,
     ) {
         let Completion { path, enqueued, captured, waited } = completion;
-        let mut calls = lock(&self.calls);
-        calls.history.end(completion, returned);
+        let mut recorded = lock(&self.recorded);
+        recorded.history.end(completion, returned);
         // A captured call has not run: each launch counts.
         if captured || !self.records() {
             return;
         }
         let elapsed = returned.saturating_duration_since(started);
         if !enqueued {
-            self.took(&mut calls.entries, fingerprint, path, elapsed, waited, 1);
-            return;
+            let slow = self.took(&mut recorded.entries, fingerprint, path, elapsed, waited, 1);
+            drop(recorded);
+            return self.tell_slow(slow.as_ref());
         }
-        let (entry, _, bytes) = self.entry(&mut calls.entries, fingerprint, path);
+        let (entry, _, bytes) = self.entry(&mut recorded.entries, fingerprint, path);
         entry.moved(bytes, 1);
         entry.enqueued += 1;
         let nanos = (elapsed.as_nanos() as u64).max(1);
         entry.host.get_or_insert_with(latencies).saturating_record(nanos);
         let many = entry.enqueued.is_multiple_of(128);
-        drop(calls);
+        drop(recorded);
         // Times are fetched before they exceed the capacity of the backend.
         if many {
             self.fetch();
@@ -340,14 +355,14 @@ impl Profile {
     /// Records that the calls in a graph have been launched, the last of them by `path`.
     pub(crate) fn end_replay(&self, path: Path, counts: &[(CallFingerprint, Path, u64)], returned: Instant) {
         {
-            let mut calls = lock(&self.calls);
+            let mut recorded = lock(&self.recorded);
             let completion = Completion { path, enqueued: true, captured: false, waited: Duration::ZERO };
-            calls.history.end(completion, returned);
+            recorded.history.end(completion, returned);
             if !self.records() {
                 return;
             }
             for (fingerprint, path, count) in counts {
-                let (entry, _, bytes) = self.entry(&mut calls.entries, fingerprint, *path);
+                let (entry, _, bytes) = self.entry(&mut recorded.entries, fingerprint, *path);
                 entry.moved(bytes, *count);
                 entry.enqueued += count;
             }
@@ -357,29 +372,28 @@ impl Profile {
 
     /// Records that all calls in progress have ended with an error.
     pub(crate) fn fail(&self, at: Instant) {
-        lock(&self.calls).history.fail(at);
+        lock(&self.recorded).history.fail(at);
     }
 
     /// Records that the group cannot be used any more.
     pub(crate) fn give_up(&self, error: &Error) {
-        lock(&self.calls).history.give_up(error);
+        lock(&self.recorded).history.give_up(error);
     }
 
     /// Returns the record of the newest calls.
     pub(crate) fn flight_record(&self) -> GroupRecord {
-        let history = lock(&self.calls).history.clone();
+        let history = lock(&self.recorded).history.clone();
         history.record(&self.group, &self.members)
     }
 
     /// Returns the activity of the group at `now`. It does not query a GPU, so it may be called at any time.
     pub(crate) fn activity(&self, now: Instant) -> GroupActivity {
-        let calls = lock(&self.calls);
-        let entries = &calls.entries;
-        GroupActivity {
-            calls: entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum(),
-            recent: entries.newest.latency(),
-            ..calls.history.activity(&self.group, self.members.len(), now)
-        }
+        let (activity, calls, newest) = {
+            let Recorded { history, entries } = &*lock(&self.recorded);
+            let calls = entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum();
+            (history.activity(&self.group, self.members.len(), now), calls, entries.newest.clone())
+        };
+        GroupActivity { calls, recent: newest.latency(), ..activity }
     }
 
     /// Records a failed call.
@@ -389,7 +403,7 @@ impl Profile {
         metrics::counter!(names::ERRORS.name, &labels).increment(1);
     }
 
-    /// Pauses the profile while `paused`: calls do not belong to the user then, and are neither recorded nor reported as slow.
+    /// Pauses counting and timing while `paused`: calls do not belong to the user then, and none is reported as slow.
     pub(crate) fn pause(&self, paused: bool) {
         // Calls that the GPU has finished so far are counted by the state at their time.
         self.fetch();
@@ -411,10 +425,12 @@ impl Profile {
             match time {
                 // The call was counted when it was enqueued.
                 CallTime::Took(took) => {
-                    self.took(&mut lock(&self.calls).entries, &call, path, took, Duration::ZERO, 0);
+                    let zero = Duration::ZERO;
+                    let slow = self.took(&mut lock(&self.recorded).entries, &call, path, took, zero, 0);
+                    self.tell_slow(slow.as_ref());
                 }
                 CallTime::Waited(waited) => {
-                    let entries = &mut lock(&self.calls).entries;
+                    let entries = &mut lock(&self.recorded).entries;
                     let (entry, ..) = self.entry(entries, &call, path);
                     entry.nanos += waited.as_nanos() as u64;
                     entry.waited(waited);
@@ -431,7 +447,7 @@ impl Profile {
         elapsed: Duration,
         waited: Duration,
         counted: u64,
-    ) {
+    ) -> Option<SlowCall> {
         let (entry, newest, bytes) = self.entry(entries, fingerprint, path);
         entry.moved(bytes, counted);
         let nanos = elapsed.as_nanos() as u64;
@@ -445,9 +461,16 @@ impl Profile {
         }
         // A late rank does not make a call slow.
         let own = elapsed.saturating_sub(waited);
-        if own > self.recording.slow_call && own > self.recording.threshold(bytes) {
-            self.tell_slow(entry, fingerprint.operation, bytes, path, elapsed);
+        if own <= self.recording.slow_call || own <= self.recording.threshold(bytes) {
+            return None;
         }
+        if entry.told.is_some_and(|told| told.elapsed() < self.recording.every) {
+            entry.untold += 1;
+            return None;
+        }
+        entry.told = Some(Instant::now());
+        let untold = std::mem::take(&mut entry.untold);
+        Some(SlowCall { operation: fingerprint.operation, bytes, path, elapsed, untold })
     }
 
     /// Returns the entry of a call's class, the newest latencies, and the bytes of the call.
@@ -517,30 +540,26 @@ impl Profile {
         [("rank", self.rank.to_string()), ("group", name.to_owned())]
     }
 
-    fn tell_slow(&self, entry: &mut Entry, op: Operation, bytes: u64, path: Path, elapsed: Duration) {
-        if entry.told.is_some_and(|t| t.elapsed() < self.recording.every) {
-            entry.untold += 1;
-            return;
-        }
+    /// Warns of a slow call. No lock is held: the log may block.
+    fn tell_slow(&self, slow: Option<&SlowCall>) {
+        let Some(&SlowCall { operation, bytes, path, elapsed, untold }) = slow else { return };
         tracing::warn!(
             rank = self.rank.0,
             group = &*self.group,
-            op = %op,
+            op = %operation,
             bytes,
             path = %path,
             milliseconds = elapsed.as_micros() as f64 / 1e3,
             limit_milliseconds = self.recording.threshold(bytes).as_micros() as f64 / 1e3,
-            also_slow_since_last_line = entry.untold,
+            also_slow_since_last_line = untold,
             "slow collective"
         );
-        entry.told = Some(Instant::now());
-        entry.untold = 0;
     }
 
     /// Returns all rows, by operation, type, size and path.
     pub fn rows(&self) -> Vec<ProfileRow> {
         self.fetch();
-        let entries = &lock(&self.calls).entries;
+        let entries = &lock(&self.recorded).entries;
         let mut classes: Vec<_> = entries.all.iter().map(|(c, e)| (c, e)).collect();
         classes.sort_by_key(|(c, _)| (c.operation.name(), c.reduction(), c.dtype, c.size, c.path));
         classes.into_iter().map(|(class, entry)| self.row(class, entry)).collect()
@@ -582,7 +601,7 @@ impl Profile {
 
     /// Returns the number of calls of an operation so far, of any size.
     pub fn calls(&self, operation: &str) -> u64 {
-        let entries = &lock(&self.calls).entries;
+        let entries = &lock(&self.recorded).entries;
         entries
             .all
             .iter()
@@ -594,7 +613,7 @@ impl Profile {
     /// Clears all records, for instance after a warm-up.
     pub fn clear(&self) {
         self.fetch();
-        lock(&self.calls).entries = Entries::default();
+        lock(&self.recorded).entries = Entries::default();
     }
 }
 
