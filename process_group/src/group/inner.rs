@@ -129,8 +129,15 @@ impl GroupInner {
     /// Returns the span of a call for traces. If it is disabled, which is the case unless a program traces at level `debug`, it
     /// costs one comparison.
     fn span(&self, call: &CallFingerprint) -> EnteredSpan {
-        let (op, dtype, count) = (call.operation.name(), call.dtype.name(), call.count);
-        tracing::debug_span!("collective", group = self.profile.group(), op, dtype, count).entered()
+        let CallFingerprint { operation, dtype, count } = call;
+        tracing::debug_span!(
+            "collective",
+            group = self.profile.group(),
+            op = operation.name(),
+            dtype = dtype.name(),
+            count
+        )
+        .entered()
     }
 
     /// Executes one call, which is done or enqueued when this returns.

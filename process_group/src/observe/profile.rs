@@ -92,16 +92,6 @@ struct Entry {
     metrics: Metrics,
 }
 
-/// A slow call of which a warning is due.
-struct SlowCall {
-    operation: Operation,
-    bytes: u64,
-    path: Path,
-    elapsed: Duration,
-    /// Number of slow calls of its class since the last warning.
-    untold: u64,
-}
-
 /// The metric handles of one class, so that a call needs no lookup.
 struct Metrics {
     calls: metrics::Counter,
@@ -335,9 +325,12 @@ impl Profile {
         }
         let elapsed = returned.saturating_duration_since(started);
         if !enqueued {
-            let slow = self.took(&mut recorded.entries, fingerprint, path, elapsed, waited, 1);
+            let is_slow = self.took(&mut recorded.entries, fingerprint, path, elapsed, waited, 1);
             drop(recorded);
-            return self.tell_slow(slow.as_ref());
+            if is_slow {
+                self.tell_slow(fingerprint, path, elapsed);
+            }
+            return;
         }
         let (entry, _, bytes) = self.entry(&mut recorded.entries, fingerprint, path);
         entry.moved(bytes, 1);
@@ -426,8 +419,9 @@ impl Profile {
                 // The call was counted when it was enqueued.
                 CallTime::Took(took) => {
                     let zero = Duration::ZERO;
-                    let slow = self.took(&mut lock(&self.recorded).entries, &call, path, took, zero, 0);
-                    self.tell_slow(slow.as_ref());
+                    if self.took(&mut lock(&self.recorded).entries, &call, path, took, zero, 0) {
+                        self.tell_slow(&call, path, took);
+                    }
                 }
                 CallTime::Waited(waited) => {
                     let entries = &mut lock(&self.recorded).entries;
@@ -439,6 +433,7 @@ impl Profile {
         }
     }
 
+    /// Records the time of a call. Returns true if it was slow.
     fn took(
         &self,
         entries: &mut Entries,
@@ -447,7 +442,7 @@ impl Profile {
         elapsed: Duration,
         waited: Duration,
         counted: u64,
-    ) -> Option<SlowCall> {
+    ) -> bool {
         let (entry, newest, bytes) = self.entry(entries, fingerprint, path);
         entry.moved(bytes, counted);
         let nanos = elapsed.as_nanos() as u64;
@@ -461,16 +456,7 @@ impl Profile {
         }
         // A late rank does not make a call slow.
         let own = elapsed.saturating_sub(waited);
-        if own <= self.recording.slow_call || own <= self.recording.threshold(bytes) {
-            return None;
-        }
-        if entry.told.is_some_and(|told| told.elapsed() < self.recording.every) {
-            entry.untold += 1;
-            return None;
-        }
-        entry.told = Some(Instant::now());
-        let untold = std::mem::take(&mut entry.untold);
-        Some(SlowCall { operation: fingerprint.operation, bytes, path, elapsed, untold })
+        own > self.recording.slow_call && own > self.recording.threshold(bytes)
     }
 
     /// Returns the entry of a call's class, the newest latencies, and the bytes of the call.
@@ -540,13 +526,23 @@ impl Profile {
         [("rank", self.rank.to_string()), ("group", name.to_owned())]
     }
 
-    /// Warns of a slow call. No lock is held: the log may block.
-    fn tell_slow(&self, slow: Option<&SlowCall>) {
-        let Some(&SlowCall { operation, bytes, path, elapsed, untold }) = slow else { return };
+    /// Warns of a slow call, unless its class has been warned of just now. No lock is held meanwhile: the log may block.
+    #[cold]
+    fn tell_slow(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration) {
+        let (untold, bytes) = {
+            let entries = &mut lock(&self.recorded).entries;
+            let (entry, _, bytes) = self.entry(entries, fingerprint, path);
+            if entry.told.is_some_and(|told| told.elapsed() < self.recording.every) {
+                entry.untold += 1;
+                return;
+            }
+            entry.told = Some(Instant::now());
+            (std::mem::take(&mut entry.untold), bytes)
+        };
         tracing::warn!(
             rank = self.rank.0,
             group = &*self.group,
-            op = %operation,
+            op = %fingerprint.operation,
             bytes,
             path = %path,
             milliseconds = elapsed.as_micros() as f64 / 1e3,
