@@ -64,6 +64,10 @@ impl Client {
             Ok(answer) => match serde_json::from_slice::<Job>(&answer) {
                 Ok(job) => return Ok(Some(job)),
                 Err(_) if answer.is_empty() || !path.exists() => return Ok(None),
+                Err(_) if answer.len() as u64 == MOST_BYTES => {
+                    format!("its answer has more than {MOST_BYTES} bytes")
+                }
+                Err(error) if error.is_eof() => "its answer has no end".into(),
                 Err(error) => {
                     return Err(StatusError::Unreadable { path: path.clone(), why: error.to_string() });
                 }
@@ -100,17 +104,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_in_another_form_is_an_error_and_half_a_one_the_end_of_the_job() {
+    fn an_answer_in_another_form_and_half_a_one_are_errors_and_none_is_the_end_of_the_job() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ryz-1.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let launcher = std::thread::spawn(move || {
-            for answer in ["0123", ""] {
+            for answer in ["[1]", r#"{"job":1,"na"#, ""] {
                 listener.accept().unwrap().0.write_all(answer.as_bytes()).unwrap();
             }
         });
         let client = Client { path };
         assert!(matches!(client.job(), Err(StatusError::Unreadable { .. })));
+        let Err(StatusError::Silent { why, .. }) = client.job() else { panic!("half an answer") };
+        assert_eq!(why, "its answer has no end");
         assert_eq!(client.job().unwrap(), None);
         launcher.join().unwrap();
         assert_eq!(client.job().unwrap(), None, "nobody listens");

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_of_a_job_is_that_of_the_book() {
+    fn the_json_of_a_job_has_these_names_and_this_order() {
         let example = r#"{"job":4667,"name":"ryzanstein","host":"node0","program":"./engine","epoch":1,"world_size":2,"uptime_s":61.0,"ranks":[{"rank":1,"pid":4675,"state":"no_progress","process_state":"S","waits_in":"futex","cpu_s":0.5,"cpus":"0-3","exit_code":null,"signal":null,"heartbeat_age_s":0.4,"no_progress":{"group":"world","call":41,"operation":"all_reduce","waiting":1,"waited_s":5.4},"groups":[{"name":"world","size":2,"failed":false,"begun":40,"operation":"barrier","ended":40,"current":{"number":41,"operation":"send","is_message":true,"elapsed_s":0.1},"calls":27,"recent":{"calls":27,"median_us":95.2,"p99_us":3380.1}}],"resident_bytes":24190976,"gpu":{"uuid":"GPU-1","lost":false,"utilization":90,"memory_used_bytes":1,"memory_total_bytes":2,"temperature":61,"throttled_by":["heat"],"ecc_corrected":0,"ecc_uncorrected":0,"age_s":0.2},"gpu_memory":{"used_bytes":1,"reserved_bytes":2,"limit_bytes":3,"fragmentation":0.5}}]}"#;
         let job: Job = serde_json::from_str(example).expect("a job");
         assert_eq!(serde_json::to_string(&job).expect("JSON"), example);

@@ -150,7 +150,7 @@ impl GroupInner {
         let _span = self.span(&fingerprint);
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        let outcome = core.submit(fingerprint, sequence, buffers, started);
+        let outcome = core.submit(fingerprint, sequence, buffers, started, core.deadline(started));
         let completion = self.judge(core, outcome, fingerprint, sequence)?;
         let returned = Instant::now();
         core.end(&fingerprint, completion, started, returned);
@@ -419,10 +419,11 @@ impl Core {
         sequence: u64,
         buffers: Buffers<'_>,
         started: Instant,
+        deadline: Instant,
     ) -> Result<Completion> {
         self.check()?;
         self.begin(fingerprint, sequence, started);
-        let mut call = buffers.call(fingerprint, sequence, self.deadline(started));
+        let mut call = buffers.call(fingerprint, sequence, deadline);
         if self.is_alone(&fingerprint) {
             return self.copy(&mut call);
         }
@@ -457,7 +458,7 @@ impl Core {
         }
         for (fingerprint, sequence, buffers) in calls {
             let began = Instant::now();
-            let completion = self.submit(fingerprint, sequence, buffers, started)?;
+            let completion = self.submit(fingerprint, sequence, buffers, began, deadline)?;
             self.end(&fingerprint, completion, began, Instant::now());
         }
         Ok(())

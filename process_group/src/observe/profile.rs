@@ -165,8 +165,8 @@ impl Newest {
         self.next = (self.next + 1) % Self::ROOM;
     }
 
-    fn latency(&self) -> Option<RecentLatency> {
-        let mut sorted = self.nanos.clone();
+    fn latency(self) -> Option<RecentLatency> {
+        let mut sorted = self.nanos;
         sorted.sort_unstable();
         let last = sorted.len().checked_sub(1)?;
         let us = |quantile: f64| sorted[(last as f64 * quantile).round() as usize] as f64 / 1e3;
@@ -526,7 +526,7 @@ impl Profile {
         [("rank", self.rank.to_string()), ("group", name.to_owned())]
     }
 
-    /// Warns of a slow call, unless its class has been warned of just now. No lock is held meanwhile: the log may block.
+    /// Warns of a slow call, unless its class has been warned of just now. The profile is not locked meanwhile: the log may block.
     #[cold]
     fn tell_slow(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration) {
         let (untold, bytes) = {

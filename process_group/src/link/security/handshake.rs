@@ -52,7 +52,7 @@ impl Protocol {
     /// Returns the magic number with the version.
     const fn magic(self) -> [u8; PREFACE - 1] {
         match self {
-            Self::Control => *b"RYZCTL\x04",
+            Self::Control => *b"RYZCTL\x05",
             Self::Data => *b"RYZLNK\x10",
         }
     }
@@ -391,7 +391,7 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn another_protocol_is_refused_after_eight_bytes_and_silence_is_no_client() {
-        for said in [b"GET / HT", b"RYZCTL\x04\x00", b"RYZLNK\x10\x02"] {
+        for said in [b"GET / HT", b"RYZCTL\x05\x00", b"RYZLNK\x10\x02"] {
             let (a, mut b) = duplex(1024);
             b.write_all(said).await.expect("written");
             if said.starts_with(FAMILY) {
