@@ -60,15 +60,10 @@ impl Endpoint {
 
 impl Question {
     /// Sends the answer in the background. A process that does not read it loses it.
-    pub(crate) fn answer(self, job: wire::Job) {
+    pub(crate) fn answer(self, job: &wire::Job) {
         let Self(mut stream) = self;
-        drop(tokio::spawn(async move {
-            // That of ten thousand ranks takes a while.
-            let json = tokio::task::spawn_blocking(move || serde_json::to_vec(&job));
-            if let Ok(Ok(json)) = json.await {
-                let _ = tokio::time::timeout(PATIENCE, stream.write_all(&json)).await;
-            }
-        }));
+        let json = serde_json::to_vec(job).expect("every job has a form in JSON");
+        drop(tokio::spawn(async move { tokio::time::timeout(PATIENCE, stream.write_all(&json)).await }));
     }
 }
 

@@ -183,7 +183,7 @@ impl<'a> Supervisor<'a> {
                 },
                 () = until(due) => Some(Event::Tick),
                 question = asked(endpoint.as_ref()) => {
-                    question.answer(self.status());
+                    question.answer(&self.status());
                     continue;
                 }
                 _ = look.tick() => {
