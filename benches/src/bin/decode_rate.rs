@@ -66,12 +66,11 @@ struct Work {
     /// The lengths of timed prompts
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     prefill: Vec<usize>,
-    /// Time three passes: a token for each of N sequences of different lengths; so many tokens of one more sequence's prompt; all in
-    /// one pass, whose logits must agree with those of the first two
+    /// Add so many tokens of another prompt to a pass: each sequence alone gets its token, the prompt alone gets its tokens, then one
+    /// pass computes both. It must give the same logits
     #[arg(long, value_name = "TOKENS")]
     chunk: Option<usize>,
-    /// Print the kernels in the graph of a pass of so many sequences, on rank 0: the time of each, the gap before it, what it adds to
-    /// the pass, the bytes that it reads, and their share of the memory's bandwidth
+    /// Print the kernels of a captured pass of so many sequences on rank 0, with their times, gaps and shares of the bandwidth
     #[arg(long, value_name = "SEQUENCES", value_delimiter = ',')]
     nodes: Vec<usize>,
     /// The file for the times in microseconds
