@@ -150,7 +150,7 @@ impl GroupInner {
         let _span = self.span(&fingerprint);
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        let outcome = core.submit(fingerprint, sequence, buffers, started, core.deadline(started));
+        let outcome = core.submit(fingerprint, sequence, buffers, started, started);
         let completion = self.judge(core, outcome, fingerprint, sequence)?;
         let returned = Instant::now();
         core.end(&fingerprint, completion, started, returned);
@@ -413,20 +413,21 @@ impl Core {
         self.world_size == 1 && !fingerprint.operation.is_point_to_point()
     }
 
+    /// Executes a call that began at `started`, as one of those whose time counts from `since`.
     fn submit(
         &mut self,
         fingerprint: CallFingerprint,
         sequence: u64,
         buffers: Buffers<'_>,
         started: Instant,
-        deadline: Instant,
+        since: Instant,
     ) -> Result<Completion> {
         self.check()?;
         self.begin(fingerprint, sequence, started);
-        let mut call = buffers.call(fingerprint, sequence, deadline);
         if self.is_alone(&fingerprint) {
-            return self.copy(&mut call);
+            return self.copy(buffers);
         }
+        let mut call = buffers.call(fingerprint, sequence, self.deadline(since));
         call.interrupt = Some(Arc::clone(&self.interrupt));
         self.backend.backend_mut().submit(call)
     }
@@ -437,7 +438,6 @@ impl Core {
         started: Instant,
     ) -> Result<()> {
         let is_alone = calls.iter().any(|(fingerprint, ..)| self.is_alone(fingerprint));
-        let deadline = self.deadline(started);
         if self.backend.stream().is_some() && !is_alone {
             self.check()?;
             for (fingerprint, sequence, _) in &calls {
@@ -445,6 +445,7 @@ impl Core {
             }
         }
         if let Some(backend) = self.backend.stream_mut().filter(|_| !is_alone) {
+            let deadline = deadline::after(started, self.timeout);
             let fingerprints: Vec<CallFingerprint> = calls.iter().map(|call| call.0).collect();
             let calls = calls
                 .into_iter()
@@ -458,7 +459,7 @@ impl Core {
         }
         for (fingerprint, sequence, buffers) in calls {
             let began = Instant::now();
-            let completion = self.submit(fingerprint, sequence, buffers, began, deadline)?;
+            let completion = self.submit(fingerprint, sequence, buffers, began, started)?;
             self.end(&fingerprint, completion, began, Instant::now());
         }
         Ok(())
@@ -473,20 +474,21 @@ impl Core {
     ) -> Result<(Completion, Box<dyn StreamWork>)> {
         self.check()?;
         self.begin(fingerprint, sequence, started);
-        let mut call = buffers.call(fingerprint, sequence, self.deadline(started));
         let is_alone = self.is_alone(&fingerprint);
+        let deadline = self.deadline(started);
         match self.backend.stream_mut().filter(|_| !is_alone) {
-            Some(backend) => backend.start(call),
-            None => Ok((self.copy(&mut call)?, Box::new(Done))),
+            Some(backend) => backend.start(buffers.call(fingerprint, sequence, deadline)),
+            None => Ok((self.copy(buffers)?, Box::new(Done))),
         }
     }
 
     /// Executes a call in a group of one: every operation is at most a copy, as a reduction of one value is the value.
-    fn copy(&self, call: &mut Call<'_>) -> Result<Completion> {
-        match (self.backend.stream(), call.input, &mut call.output) {
-            (Some(backend), Some(_), Some(_)) => stream::copy(backend.device(), call)?,
-            (None, Some(input), Some(output)) => output.host()?.copy_from_slice(input.host()?),
-            _ => {}
+    fn copy(&self, buffers: Buffers<'_>) -> Result<Completion> {
+        if let Buffers::OutOfPlace(Some(input), Some(mut output)) = buffers {
+            match self.backend.stream() {
+                Some(backend) => stream::copy(backend.device(), input, output)?,
+                None => output.host()?.copy_from_slice(input.host()?),
+            }
         }
         Ok(Completion { path: Path::Local, enqueued: false, captured: false, waited: Duration::ZERO })
     }

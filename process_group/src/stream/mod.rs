@@ -33,7 +33,7 @@ use cudarc::driver::SyncOnDrop;
 
 use crate::backend::call::Call;
 use crate::backend::timings::Timings;
-use crate::device::buffer::ViewMut;
+use crate::device::buffer::{View, ViewMut};
 use crate::device::{Address, Device, DeviceError, Event, Stream, tracked};
 use crate::error::{Error, Result};
 use crate::link::security::Channel;
@@ -178,7 +178,8 @@ impl StreamGroup {
         let captured = stream.is_capturing()?;
         let bytes = communicator.workspace_bytes(call);
         // This comes first: a call that is rejected here reserves nothing.
-        let _until_enqueued = order(call, &self.streams[COMPUTE], stream)?;
+        let _until_enqueued =
+            order(call.input.as_mut(), call.output.as_mut(), &self.streams[COMPUTE], stream)?;
         let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
         let at = Instant::now();
         let inside = watchdog.enter(|entry| {
@@ -215,7 +216,10 @@ impl StreamGroup {
     ) -> Result<Vec<Path>> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[COMPUTE];
-        let ordered: Result<Vec<_>> = calls.iter_mut().map(|call| order(call, stream, stream)).collect();
+        let ordered: Result<Vec<_>> = calls
+            .iter_mut()
+            .map(|call| order(call.input.as_mut(), call.output.as_mut(), stream, stream))
+            .collect();
         let _until_enqueued = ordered?;
         let mut workspaces = Vec::with_capacity(calls.len());
         for call in &*calls {
@@ -547,11 +551,12 @@ pub(crate) fn watch(
 /// Orders a call after other uses of its slices of cudarc, on the stream `on`. Work enqueued there until the result is dropped uses
 /// them.
 fn order<'s, 'a: 's>(
-    call: &mut Call<'a>,
+    input: Option<&mut View<'a>>,
+    output: Option<&mut ViewMut<'a>>,
     compute: &Stream,
     on: &'s Stream,
 ) -> Result<[Option<SyncOnDrop<'s>>; 2]> {
-    let slices = [call.input.and_then(|i| i.slice()), call.output.as_ref().and_then(|o| o.as_view().slice())];
+    let slices = [input.as_ref().and_then(|i| i.slice()), output.as_ref().and_then(|o| o.as_view().slice())];
     if slices.iter().all(Option::is_none) {
         return Ok([None, None]);
     }
@@ -563,19 +568,18 @@ fn order<'s, 'a: 's>(
         },
     )?;
     let ordered = [
-        call.input.as_mut().and_then(|input| input.order(on.cudarc())),
-        call.output.as_mut().and_then(|output| output.order(on.cudarc())),
+        input.and_then(|input| input.order(on.cudarc())),
+        output.and_then(|output| output.order(on.cudarc())),
     ];
     tracked::outcome(on)?;
     Ok(ordered)
 }
 
 /// Executes the only call of a group of one that has work: copies its input to its output, on the compute stream.
-pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
+pub(crate) fn copy<'a>(device: &Device, mut input: View<'a>, mut output: ViewMut<'a>) -> Result<()> {
     let stream = device.stream();
-    let _until_enqueued = order(call, stream, stream)?;
-    let (from, to) = (call.input.and_then(|i| i.device()), call.output.as_ref().and_then(ViewMut::device));
-    if let (Some(from), Some(to)) = (from, to) {
+    let _until_enqueued = order(Some(&mut input), Some(&mut output), stream, stream)?;
+    if let (Some(from), Some(to)) = (input.device(), output.device()) {
         // SAFETY: both are views of allocated memory of equal length, and the copy is in stream order.
         unsafe { stream.copy(to.address, from.address, from.bytes) }?;
     }
