@@ -12,7 +12,8 @@ use super::gemm::Tiles;
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::PAGE_SIZE;
 use crate::error::Result;
-use crate::gpu::{Gpu, lock};
+use crate::gpu::{DeviceArray, Gpu, lock};
+use crate::tensor::{Tensor, element_count};
 
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
@@ -112,6 +113,13 @@ pub(super) struct Kernels {
 impl Kernels {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Self {
         Self { gpu: Arc::clone(gpu), loaded: Mutex::default() }
+    }
+
+    /// Allocates a result from the pool of the GPU.
+    pub(super) fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let count = element_count(shape, dtype)?;
+        let array = DeviceArray::new(self.gpu.scratch(count * dtype.size())?, dtype, count);
+        Ok(Tensor::from_device(shape, array))
     }
 
     /// Returns a kernel of a source. Compiles it at first use.

@@ -140,7 +140,7 @@ impl Cuda {
         let direct = out == DType::F32 || (out == operands && bias.is_none());
         let mut y = self.scratch(&[m, n], if direct { out } else { DType::F32 })?;
         self.matrix_product(x, weight, bias, &mut y)?;
-        if direct { Ok(y) } else { self.convert(&y, out) }
+        if direct { Ok(y) } else { self.kernels.convert(&y, out) }
     }
 
     /// Computes `out = x · weightᵀ + bias` with cuBLASLt.
@@ -174,19 +174,12 @@ impl Cuda {
         unsafe { self.matmul.run(problem, operands) }
     }
 
-    /// Converts values to another type.
-    fn convert(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        let mut y = self.scratch(x.shape(), dtype)?;
-        self.kernels.convert(x, &mut y)?;
-        Ok(y)
-    }
-
     /// Returns the tensor itself if it has this type; otherwise converts it into `held`.
     fn converted<'a>(&self, x: &'a Tensor, dtype: DType, held: &'a mut Option<Tensor>) -> Result<&'a Tensor> {
         if x.dtype() == dtype {
             return Ok(x);
         }
-        Ok(held.insert(self.convert(x, dtype)?))
+        Ok(held.insert(self.kernels.convert(x, dtype)?))
     }
 }
 

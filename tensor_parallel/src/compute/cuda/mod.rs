@@ -101,9 +101,7 @@ impl Compute for Cuda {
     }
 
     fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let count = element_count(shape, dtype)?;
-        let array = DeviceArray::new(self.gpu.scratch(count * dtype.size())?, dtype, count);
-        Ok(Tensor::from_device(shape, array))
+        self.kernels.scratch(shape, dtype)
     }
 
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
@@ -146,16 +144,11 @@ impl Compute for Cuda {
     }
 
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
-        let mut y = self.scratch(&[batch.tokens().len(), table.columns()], out)?;
-        self.kernels.embed(table, first, batch, &mut y)?;
-        Ok(y)
+        self.kernels.embed(table, first, batch, out)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
-        shapes::rms_norm(x, weight)?;
-        let mut y = self.scratch(x.shape(), x.dtype())?;
-        self.kernels.rms_norm(x, weight, epsilon, &mut y)?;
-        Ok(y)
+        self.kernels.rms_norm(x, weight, epsilon)
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
@@ -164,13 +157,7 @@ impl Compute for Cuda {
     }
 
     fn add_norm(&self, x: &mut Tensor, y: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
-        if y.dtype() != x.dtype() || y.shape() != x.shape() {
-            self.add(x, y)?;
-            return self.rms_norm(x, weight, epsilon);
-        }
-        let mut normed = self.scratch(x.shape(), x.dtype())?;
-        self.kernels.add_norm(x, y, (weight, epsilon), &mut normed)?;
-        Ok(normed)
+        self.kernels.add_norm(x, y, weight, epsilon)
     }
 
     fn gated_linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -178,9 +165,7 @@ impl Compute for Cuda {
     }
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
-        let mut y = self.scratch(&[x.rows(), shapes::swiglu(x)?], x.dtype())?;
-        self.kernels.swiglu(x, &mut y)?;
-        Ok(y)
+        self.kernels.swiglu(x)
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
@@ -188,19 +173,10 @@ impl Compute for Cuda {
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        shapes::slice_columns(x, &columns)?;
-        let mut y = self.scratch(&[x.rows(), columns.len()], x.dtype())?;
-        self.kernels.slice_columns(x, columns.start, &mut y)?;
-        Ok(y)
+        self.kernels.slice_columns(x, columns)
     }
 
     fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
-        if count == 1 && keep == width {
-            return blocks.reshape(&[rows, width]);
-        }
-        let mut y = self.scratch(&[rows, keep], blocks.dtype())?;
-        self.kernels.concat_columns(&blocks, &mut y)?;
-        Ok(y)
+        self.kernels.concat_columns(blocks, keep)
     }
 }

@@ -16,19 +16,6 @@ use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// Checks the operands of a norm: `y` and `out` are like `x`, and the weight is as long as a row.
-fn check_norm(x: &Tensor, y: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
-    if weight.count() != x.columns() {
-        return Err(Error::shape_mismatch("norm", x, weight));
-    }
-    for other in [y, out] {
-        if other.shape() != x.shape() || other.dtype() != x.dtype() {
-            return Err(Error::shape_mismatch("norm", x, other));
-        }
-    }
-    Ok(())
-}
-
 /// Returns the number of threads that normalise a row: one for each 16 bytes of the wider type, at most 1024.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
     let elements = 16 / x.dtype().size().max(weight.dtype().size());
@@ -36,25 +23,24 @@ fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
 }
 
 impl Kernels {
-    /// Computes `out[i] = table[ids[i] - first]` for the ids of a batch. Writes zeros for ids that the table does not contain.
+    /// Returns rows `ids[i] - first` of the table in type `out`, for the ids of a batch. Writes zeros for ids that the table does not contain.
     ///
     /// # Errors
-    /// Returns an error if `out` is not `[tokens, columns of the table]`, or the batch is in other memory.
-    pub(super) fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: &mut Tensor) -> Result<()> {
+    /// Returns an error if the batch is in other memory.
+    pub(super) fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (count, columns) = (batch.tokens().len(), table.columns());
-        if (out.rows(), out.columns()) != (count, columns) {
-            return Err(Error::shape_mismatch("embedding", table, out));
-        }
+        let mut y = self.scratch(&[count, columns], out)?;
         let (state, ids) = (&batch.device()?.state, batch.slots().state_words() * size_of::<u32>());
         assert!(state.bytes() >= ids + count * size_of::<u32>(), "a batch has the ids of all its tokens");
         let (grid, rows) = (to_u32("tokens", count)?, to_u32("rows", table.rows())?);
         let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
-        let mut call = self.call(Source::Rows(out.dtype(), table.dtype()), "embed");
+        let mut call = self.call(Source::Rows(out, table.dtype()), "embed");
         call.read(table)?.value(to_u32("rows", first)?).value(rows).value(to_u32("columns", columns)?);
-        call.block(state, ids)?.write(out)?;
-        // SAFETY: a block reads one id of the batch, a row of `columns` elements of the table if it has
-        // that row, and writes a row of `out`. The lengths were checked above; the types are those of the source.
-        unsafe { call.launch([grid, 1], threads) }
+        call.block(state, ids)?.write(&mut y)?;
+        // SAFETY: a block reads one id of the batch, a row of `columns` elements of the table if it has that row, and writes a row of
+        // `y`. The types are those of the source.
+        unsafe { call.launch([grid, 1], threads) }?;
+        Ok(y)
     }
 
     /// Computes `x += y`, with `y` repeated along `x`.
@@ -95,68 +81,71 @@ impl Kernels {
         unsafe { call.launch_over(rows * columns) }
     }
 
-    /// Computes `out = x`, rounded to the type of `out`.
-    ///
-    /// # Errors
-    /// Returns an error if their lengths differ.
-    pub(super) fn convert(&self, x: &Tensor, out: &mut Tensor) -> Result<()> {
+    /// Converts values to another type.
+    pub(super) fn convert(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        let mut y = self.scratch(x.shape(), dtype)?;
         let count = x.count();
-        if out.count() != count {
-            return Err(Error::shape_mismatch("conversion", x, out));
-        }
-        let mut call = self.call(Source::Rows(out.dtype(), x.dtype()), "convert");
-        call.read(x)?.write(out)?.value(count as u64);
-        // SAFETY: the kernel reads `count` elements of `x` and writes as many of `out`, which both have.
-        unsafe { call.launch_over(count) }
+        let mut call = self.call(Source::Rows(dtype, x.dtype()), "convert");
+        call.read(x)?.write(&mut y)?.value(count as u64);
+        // SAFETY: the kernel reads `count` elements of `x` and writes as many of `y`, which both have.
+        unsafe { call.launch_over(count) }?;
+        Ok(y)
     }
 
-    /// Computes `out = silu(gate) × up`; each row of `x` is gate, then up.
+    /// Computes `silu(gate) × up`; each row of `x` is gate, then up.
     ///
     /// # Errors
-    /// Returns an error if a row of `x` is not twice as long as one of `out`, or if their types differ.
-    pub(super) fn swiglu(&self, x: &Tensor, out: &mut Tensor) -> Result<()> {
-        let (rows, width) = (x.rows(), out.columns());
-        if x.columns() != 2 * width || out.rows() != rows || out.dtype() != x.dtype() {
-            return Err(Error::shape_mismatch("swiglu", x, out));
-        }
+    /// Returns an error if the columns of `x` are odd.
+    pub(super) fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
+        let (rows, width) = (x.rows(), shapes::swiglu(x)?);
+        let mut y = self.scratch(&[rows, width], x.dtype())?;
         let threads = 256;
         let across = width.div_ceil(16 / x.dtype().size() * threads as usize) as u32;
         let (rows, width) = (to_u32("rows", rows)?, to_u32("columns", width)?);
         let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "swiglu");
-        call.read(x)?.write(out)?.value(rows).value(width);
-        // SAFETY: the kernel reads `rows` rows of 2 × `width` elements and writes as many of `width`: checked above.
-        unsafe { call.launch([across, rows.min(MOST_BLOCKS_Y)], threads) }
+        call.read(x)?.write(&mut y)?.value(rows).value(width);
+        // SAFETY: the kernel reads `rows` rows of 2 × `width` elements and writes as many of `width`.
+        unsafe { call.launch([across, rows.min(MOST_BLOCKS_Y)], threads) }?;
+        Ok(y)
     }
 
-    /// Computes `out = x / sqrt(mean(x²) + epsilon) × weight`, row by row.
+    /// Computes `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     ///
     /// # Errors
-    /// Returns an error if the weight is not as long as a row, or if shape or type of `out` differ from those of `x`.
-    pub(super) fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32, out: &mut Tensor) -> Result<()> {
-        check_norm(x, x, weight, out)?;
+    /// Returns an error if the weight is not as long as a row.
+    pub(super) fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        shapes::rms_norm(x, weight)?;
+        let mut y = self.scratch(x.shape(), x.dtype())?;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
         call.read(x)?.read_optional(None)?;
-        self.launch_norm(call, weight, epsilon, out)
+        self.launch_norm(call, weight, epsilon, &mut y)?;
+        Ok(y)
     }
 
-    /// Computes `x += y`, then `out` as [`rms_norm`](Self::rms_norm) does.
+    /// Computes `x += y`, then as [`rms_norm`](Self::rms_norm) does.
     ///
     /// # Errors
-    /// Returns an error if the weight is not as long as a row, or if shapes or types of the others differ.
+    /// Returns an error if the weight is not as long as a row, or as [`add`](Self::add) does.
     pub(super) fn add_norm(
         &self,
         x: &mut Tensor,
         y: &Tensor,
-        (weight, epsilon): (&Tensor, f32),
-        out: &mut Tensor,
-    ) -> Result<()> {
-        check_norm(x, y, weight, out)?;
+        weight: &Tensor,
+        epsilon: f32,
+    ) -> Result<Tensor> {
+        if y.dtype() != x.dtype() || y.shape() != x.shape() {
+            self.add(x, y)?;
+            return self.rms_norm(x, weight, epsilon);
+        }
+        shapes::rms_norm(x, weight)?;
+        let mut normed = self.scratch(x.shape(), x.dtype())?;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
         call.write(x)?.read(y)?;
-        self.launch_norm(call, weight, epsilon, out)
+        self.launch_norm(call, weight, epsilon, &mut normed)?;
+        Ok(normed)
     }
 
-    /// Launches a norm whose first operands have been given.
+    /// Launches a norm into `out`, whose first operands have been given. They and the rows of `out` are as long as the weight.
     fn launch_norm<'a>(
         &'a self,
         mut call: KernelCall<'a>,
@@ -169,48 +158,45 @@ impl Kernels {
         let is_settled = u32::from(self.here(weight)?.is_settled());
         call.read(weight)?.write(out)?.value(columns).value(epsilon).value(is_settled);
         // SAFETY: a block reads a row of `x`, of `y` unless it is null, and the weight, and writes a row of `out` and, if there is a `y`,
-        // of `x`. All have `columns` elements: see `check_norm`. It reads the weight before the previous kernel has ended only if no
-        // kernel has written it.
+        // of `x`. All have `columns` elements, as the callers have checked. It reads the weight before the previous kernel has ended
+        // only if no kernel has written it.
         unsafe { call.launch([rows, 1], threads) }
     }
 
-    /// Copies the columns of `x` from `first` on, as many as `out` has.
+    /// Copies columns of `x`.
     ///
     /// # Errors
-    /// Returns an error if `x` has fewer columns, another number of rows, or another type.
-    pub(super) fn slice_columns(&self, x: &Tensor, first: usize, out: &mut Tensor) -> Result<()> {
-        let (columns, kept) = (x.columns(), out.columns());
-        let fits = first <= columns && kept <= columns - first;
-        if !fits || x.rows() != out.rows() || x.dtype() != out.dtype() {
-            return Err(Error::shape_mismatch("slice of columns", x, out));
-        }
-        let count = out.count();
+    /// Returns an error if `x` does not have them.
+    pub(super) fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        shapes::slice_columns(x, &columns)?;
+        let mut y = self.scratch(&[x.rows(), columns.len()], x.dtype())?;
+        let count = y.count();
         let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "slice_columns");
-        call.read(x)?.write(out)?.value(count as u64).value(to_u32("columns", columns)?);
-        call.value(to_u32("columns", first)?).value(to_u32("columns", kept)?);
-        // SAFETY: the kernel writes all elements of `out`, and reads for each one of the same row of `x`, within its columns.
-        unsafe { call.launch_over(count) }
+        call.read(x)?.write(&mut y)?.value(count as u64).value(to_u32("columns", x.columns())?);
+        call.value(to_u32("columns", columns.start)?).value(to_u32("columns", columns.len())?);
+        // SAFETY: the kernel writes all elements of `y`, and reads for each one of the same row of `x`, within its columns.
+        unsafe { call.launch_over(count) }?;
+        Ok(y)
     }
 
-    /// Concatenates blocks `[blocks, rows, width]` by columns, and writes the first columns of each joined row, as many as `out`
-    /// has.
+    /// Concatenates blocks `[blocks, rows, width]` by columns, and keeps the first columns of each row.
     ///
     /// # Errors
-    /// Returns an error if the blocks have fewer columns, another number of rows, or another type.
-    pub(super) fn concat_columns(&self, blocks: &Tensor, out: &mut Tensor) -> Result<()> {
-        let (&[count, rows, width], kept) = (blocks.shape(), out.columns()) else {
-            return Err(Error::shape_mismatch("join of columns", blocks, out));
-        };
-        if kept > count * width || out.rows() != rows || out.dtype() != blocks.dtype() {
-            return Err(Error::shape_mismatch("join of columns", blocks, out));
+    /// Returns an error if the blocks have fewer columns.
+    pub(super) fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
+        if count == 1 && keep == width {
+            return blocks.reshape(&[rows, width]);
         }
-        let elements = out.count();
+        let mut y = self.scratch(&[rows, keep], blocks.dtype())?;
+        let elements = y.count();
         let mut call = self.call(Source::Rows(blocks.dtype(), blocks.dtype()), "concat_columns");
-        call.read(blocks)?.write(out)?.value(elements as u64).value(to_u32("rows", rows)?);
-        call.value(to_u32("columns", width)?).value(to_u32("columns", kept)?);
-        // SAFETY: the kernel writes all elements of `out`, and reads for each one of the blocks': a row below `rows`, and a
-        // column below `kept`, which the blocks have: checked above.
-        unsafe { call.launch_over(elements) }
+        call.read(&blocks)?.write(&mut y)?.value(elements as u64).value(to_u32("rows", rows)?);
+        call.value(to_u32("columns", width)?).value(to_u32("columns", keep)?);
+        // SAFETY: the kernel writes all elements of `y`, and reads for each one of the blocks': a row below `rows`, and a column below
+        // `keep`, which the blocks have.
+        unsafe { call.launch_over(elements) }?;
+        Ok(y)
     }
 
     /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.
