@@ -16,7 +16,7 @@ fn passes(group: &mut ProcessGroup, passes: usize, skips: bool) -> Result<()> {
     let (rank, world_size) = (group.rank().index(), group.world_size());
     let ones = |shape: [usize; 2]| Tensor::new(&shape, vec![1.0; 32], DType::F32);
     let weights = HashMap::from([("up.weight".into(), ones([8, 4])?), ("down.weight".into(), ones([4, 8])?)]);
-    let mut source = MemorySource { tensors: &weights, rank };
+    let mut source = MemorySource { tensors: &weights };
     // Each layer keeps this rank's shard of its weight.
     let mut loader = Loader::new(&mut source, rank, world_size, DType::F32);
     let gathered = ColumnOptions { gather_output: true, ..ColumnOptions::default() };

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use ryzanstein_process_group::DType;
 
-use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::checkpoint::{Loader, ShardedTensor};
 use crate::communicator::Communicator;
 use crate::compute::{Batch, Compute};
 use crate::error::{RequestError, Result};
 use crate::linear::gather_columns;
-use crate::shard;
+use crate::shard::{self, VocabularyShard};
 use crate::tensor::Tensor;
 
 /// This rank's rows of a `[vocabulary, hidden]` matrix, padded with zeros.
@@ -28,10 +28,10 @@ impl VocabularyWeight {
     /// # Errors
     /// Returns an error if the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
-        let shards = shard::split_vocabulary(vocabulary, loader.world_size());
-        let padded = shards[loader.rank()].padded.clone();
-        let sharding = Sharding::Rows(shards.into_iter().map(|s| s.real).collect());
-        let part = ShardedTensor { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], sharding };
+        let VocabularyShard { padded, real } =
+            shard::split_vocabulary(vocabulary, loader.world_size()).swap_remove(loader.rank());
+        let (name, shape) = (format!("{name}.weight"), [vocabulary, hidden]);
+        let part = ShardedTensor { rows: real, ..ShardedTensor::whole(&name, &shape) };
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
     }
 }

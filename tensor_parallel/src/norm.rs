@@ -1,6 +1,6 @@
 //! Normalisation, replicated on every rank.
 
-use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::checkpoint::{Loader, ShardedTensor};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -18,12 +18,8 @@ impl RmsNorm {
     /// # Errors
     /// Returns an error if the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, features: usize, epsilon: f32) -> Result<Self> {
-        let part = ShardedTensor {
-            name: &format!("{name}.weight"),
-            shape: &[features],
-            sharding: Sharding::Replicated,
-        };
-        Ok(Self { weight: loader.vector(&[part])?, epsilon })
+        let weight = loader.vector(&[ShardedTensor::whole(&format!("{name}.weight"), &[features])])?;
+        Ok(Self { weight, epsilon })
     }
 
     /// Returns the weight, one number for each feature, in f32.

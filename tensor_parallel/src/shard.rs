@@ -1,7 +1,6 @@
 //! The shard of a dimension that belongs to each rank. Pure.
 //!
-//! Every function returns the ranges of all ranks, so that a root that sends weights computes the same ranges as the ranks
-//! that receive them.
+//! Every function returns the ranges of all ranks.
 
 use std::ops::Range;
 

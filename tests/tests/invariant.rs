@@ -44,7 +44,7 @@ fn made(
     group: &ProcessGroup,
 ) -> Arc<Llama> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = NoiseSource { rank };
+    let mut source = NoiseSource;
     let mut loader = Loader::new(&mut source, rank, ranks, dtype);
     let compute: Box<dyn Compute> = match group.device() {
         Some(device) => Box::new(Cuda::with_numerics(device, 1, numerics).unwrap()),

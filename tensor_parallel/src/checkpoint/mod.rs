@@ -24,9 +24,7 @@ use self::mmap::MappedFile;
 pub use self::noise::NoiseSource;
 use self::slice::StoredMatrix;
 pub(crate) use self::source::LEAVES;
-pub use self::source::{
-    Loader, LocalSource, MemorySource, RootSource, ShardedTensor, Sharding, WeightSource,
-};
+pub use self::source::{Loader, MemorySource, RootSource, ShardedTensor, WeightSource};
 use ryzanstein_process_group::DType;
 
 use crate::error::{Error, Result};

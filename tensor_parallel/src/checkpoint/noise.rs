@@ -14,10 +14,7 @@ use crate::tensor::Tensor;
 /// whatever the number of ranks. Matrices are scaled such that activations stay near 1. Vectors are near 1, like the weights of
 /// norms.
 #[derive(Clone, Copy, Debug)]
-pub struct NoiseSource {
-    /// The rank whose slices are generated.
-    pub rank: usize,
-}
+pub struct NoiseSource;
 
 /// The elements of a slice, and the distribution of their values.
 #[derive(Clone)]
@@ -32,7 +29,7 @@ struct Noise {
 
 impl WeightSource for NoiseSource {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let (rows, columns) = tensor.slice_of(self.rank);
+        let ShardedTensor { rows, columns, .. } = tensor.clone();
         if columns.is_empty() {
             return Ok(());
         }
@@ -76,31 +73,28 @@ mod tests {
     use ryzanstein_process_group::DType;
 
     use super::*;
-    use crate::checkpoint::Sharding;
 
-    fn values(shape: &[usize], sharding: Sharding, rank: usize) -> Vec<f32> {
-        let tensor = ShardedTensor { name: "w", shape, sharding };
-        let (rows, columns) = tensor.slice_of(rank);
-        let mut target = Tensor::zeros(&[rows.len(), columns.len()], DType::F32).unwrap();
-        NoiseSource { rank }.fill(&tensor, &mut target, 0).unwrap();
+    fn values(slice: &ShardedTensor<'_>) -> Vec<f32> {
+        let mut target = Tensor::zeros(&[slice.rows.len(), slice.columns.len()], DType::F32).unwrap();
+        NoiseSource.fill(slice, &mut target, 0).unwrap();
         target.values().unwrap().into_owned()
     }
 
     #[test]
     fn shards_are_slices_of_one_matrix() {
-        let shape = [6, 8];
-        let whole = values(&shape, Sharding::Replicated, 0);
-        assert_eq!(values(&shape, Sharding::Rows(vec![0..2, 2..6]), 1), whole[16..]);
+        let tensor = ShardedTensor::whole("w", &[6, 8]);
+        let whole = values(&tensor);
+        assert_eq!(values(&ShardedTensor { rows: 2..6, ..tensor.clone() }), whole[16..]);
         let right: Vec<f32> = whole.chunks(8).flat_map(|row| row[5..].to_vec()).collect();
-        assert_eq!(values(&shape, Sharding::Columns(vec![0..5, 5..8]), 1), right);
+        assert_eq!(values(&ShardedTensor { columns: 5..8, ..tensor }), right);
     }
 
     #[test]
     fn matrices_keep_activations_near_one_and_vectors_are_near_one() {
-        let matrix = values(&[100, 400], Sharding::Replicated, 0);
+        let matrix = values(&ShardedTensor::whole("w", &[100, 400]));
         let variance = matrix.iter().map(|x| x * x).sum::<f32>() / matrix.len() as f32;
         assert!((variance * 400.0 - 1.0).abs() < 0.05, "{variance}");
-        let vector = values(&[400], Sharding::Replicated, 0);
+        let vector = values(&ShardedTensor::whole("w", &[400]));
         assert!(vector.iter().all(|x| (0.9..=1.1).contains(x)), "{vector:?}");
         assert!(vector.windows(2).any(|pair| pair[0] != pair[1]));
     }

@@ -8,6 +8,7 @@ use ryzanstein_process_group::{Buffer as _, DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::Checkpoint;
+use super::slice::{self, StoredMatrix};
 use crate::compute::Compute;
 use crate::error::{Error, RemoteError, Result};
 use crate::model::Stage;
@@ -17,45 +18,31 @@ use crate::tensor::Tensor;
 /// Approximate size of a message of weights: large enough to be fast, small enough to need little extra memory.
 const MESSAGE_BYTES: usize = 16 << 20;
 
-/// The slice of a tensor that each rank holds.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Sharding {
-    /// Every rank holds the whole tensor.
-    Replicated,
-    /// Ranges of rows, one for each rank.
-    Rows(Vec<Range<usize>>),
-    /// Ranges of columns, one for each rank.
-    Columns(Vec<Range<usize>>),
-}
-
-/// A tensor of the checkpoint and its sharding.
+/// A rank's slice of a tensor of the checkpoint.
 #[derive(Clone, Debug)]
 pub struct ShardedTensor<'a> {
-    /// Its name.
+    /// The tensor's name.
     pub name: &'a str,
     /// Its whole shape.
     pub shape: &'a [usize],
-    /// The slice that each rank holds.
-    pub sharding: Sharding,
+    /// The rows that the rank holds.
+    pub rows: Range<usize>,
+    /// The columns that the rank holds. A vector is one column.
+    pub columns: Range<usize>,
 }
 
-impl ShardedTensor<'_> {
-    /// Returns the rows and columns that a rank holds. A vector is one column.
-    pub fn slice_of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
-        let rows = 0..self.shape.first().copied().unwrap_or(1);
-        let columns = 0..self.shape.iter().skip(1).product();
-        match &self.sharding {
-            Sharding::Replicated => (rows, columns),
-            Sharding::Rows(ranges) => (ranges[rank].clone(), columns),
-            Sharding::Columns(ranges) => (rows, ranges[rank].clone()),
-        }
+impl<'a> ShardedTensor<'a> {
+    /// Creates a slice that is the whole tensor.
+    pub fn whole(name: &'a str, shape: &'a [usize]) -> Self {
+        let (rows, columns) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
+        Self { name, shape, rows: 0..rows, columns: 0..columns }
     }
 }
 
 /// A source that fills tensors with this rank's slices of the weights. All ranks request the same tensors in the same order.
 #[diagnostic::on_unimplemented(
     message = "a loader cannot read weights from `{Self}`",
-    note = "pass a `LocalSource` for a folder, a `MemorySource` for tensors in memory, or implement `WeightSource`"
+    note = "pass a `&Checkpoint` for a folder, a `MemorySource` for tensors in memory, or implement `WeightSource`"
 )]
 pub trait WeightSource {
     /// Copies this rank's slice into `target`, from its row `at` on, rounded to the target's type.
@@ -65,29 +52,18 @@ pub trait WeightSource {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()>;
 }
 
-/// Weights from files that this rank can read.
-#[derive(Debug)]
-pub struct LocalSource<'a> {
-    /// The files.
-    pub checkpoint: &'a Checkpoint,
-    /// The rank whose slices are read.
-    pub rank: usize,
-}
-
-impl WeightSource for LocalSource<'_> {
+impl WeightSource for &Checkpoint {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let (rows, columns) = tensor.slice_of(self.rank);
-        self.checkpoint.read_into(tensor.name, tensor.shape, rows, columns, target, at)
+        let ShardedTensor { name, shape, rows, columns } = tensor.clone();
+        self.read_into(name, shape, rows, columns, target, at)
     }
 }
 
 /// Whole tensors in memory, by name.
 #[derive(Debug)]
 pub struct MemorySource<'a> {
-    /// The tensors.
+    /// The tensors, on the host.
     pub tensors: &'a HashMap<String, Tensor>,
-    /// The rank whose slices are copied.
-    pub rank: usize,
 }
 
 impl WeightSource for MemorySource<'_> {
@@ -103,16 +79,9 @@ impl WeightSource for MemorySource<'_> {
                 whole.shape()
             )));
         }
-        let (rows, columns) = tensor.slice_of(self.rank);
-        let values = whole.values()?;
-        let width = whole.columns();
-        let values = rows.clone().flat_map(|r| &values[r * width..][columns.clone()]).copied().collect();
-        let block = Tensor::new(&[rows.len(), columns.len()], values, target.dtype())?;
-        let bytes = block.view().host()?;
-        let width = columns.len() * block.dtype().size();
-        target.fill_rows(at, rows.len(), &|part, to| {
-            to.copy_from_slice(&bytes[part.start * width..part.end * width]);
-        })
+        let stored =
+            StoredMatrix { bytes: whole.view().host()?, dtype: whole.dtype(), columns: whole.columns() };
+        slice::copy(stored, tensor.rows.clone(), &tensor.columns, target, at)
     }
 }
 
@@ -124,7 +93,6 @@ impl WeightSource for MemorySource<'_> {
 pub struct RootSource<'a> {
     checkpoint: Option<&'a Checkpoint>,
     root: Rank,
-    rank: usize,
     group: &'a mut ProcessGroup,
     /// The root's error in reading a slice that it had to send.
     unread: Option<Error>,
@@ -171,14 +139,9 @@ impl Slice {
 }
 
 impl<'a> RootSource<'a> {
-    /// Creates a source for the ranks of `group`, in which `root` has the files. This rank loads the slices of `rank`.
-    pub fn new(
-        checkpoint: Option<&'a Checkpoint>,
-        root: Rank,
-        rank: usize,
-        group: &'a mut ProcessGroup,
-    ) -> Self {
-        Self { checkpoint, root, rank, group, unread: None, failure_known: false }
+    /// Creates a source for the ranks of `group`, in which `root` has the files.
+    pub fn new(checkpoint: Option<&'a Checkpoint>, root: Rank, group: &'a mut ProcessGroup) -> Self {
+        Self { checkpoint, root, group, unread: None, failure_known: false }
     }
 
     /// Serves the other ranks until all have their weights. Returns the result of this rank; if one rank has failed, all fail.
@@ -261,8 +224,8 @@ impl<'a> RootSource<'a> {
 
 impl WeightSource for RootSource<'_> {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let (rows, columns) = tensor.slice_of(self.rank);
-        let (name, shape) = (tensor.name.into(), tensor.shape.into());
+        let ShardedTensor { name, shape, rows, columns } = tensor.clone();
+        let (name, shape) = (name.into(), shape.into());
         let need = Need::Slice(Slice { name, shape, rows, columns, dtype: target.dtype() });
         self.round(&need, Some((target, at)))?;
         self.unread.take().map_or(Ok(()), Err)
@@ -368,9 +331,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Returns the error of the source.
     pub fn matrix(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
-        let slices: Vec<_> = tensors.iter().map(|p| p.slice_of(self.rank)).collect();
-        let columns = slices.first().map_or(0, |(_, c)| c.len());
-        let rows = slices.iter().map(|(r, _)| r.len()).sum();
+        let columns = tensors.first().map_or(0, |tensor| tensor.columns.len());
+        let rows = tensors.iter().map(|tensor| tensor.rows.len()).sum();
         let mut target = self.zeros(&[rows, columns], self.weights)?;
         self.fill(tensors, &mut target)?;
         Ok(target)
@@ -381,7 +343,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Returns the error of the source.
     pub fn vector(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
-        let length = tensors.iter().map(|p| p.slice_of(self.rank).0.len()).sum();
+        let length = tensors.iter().map(|tensor| tensor.rows.len()).sum();
         let mut target = self.zeros(&[length], DType::F32)?;
         self.fill(tensors, &mut target)?;
         Ok(target)
@@ -392,7 +354,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Returns the error of the source.
     pub fn padded(&mut self, tensor: &ShardedTensor<'_>, rows: usize) -> Result<Tensor> {
-        let mut target = self.zeros(&[rows, tensor.slice_of(self.rank).1.len()], self.weights)?;
+        let mut target = self.zeros(&[rows, tensor.columns.len()], self.weights)?;
         self.source.fill(tensor, &mut target, 0)?;
         Ok(target)
     }
@@ -401,7 +363,7 @@ impl<'a> Loader<'a> {
         let mut at = 0;
         for tensor in tensors {
             self.source.fill(tensor, target, at)?;
-            at += tensor.slice_of(self.rank).0.len();
+            at += tensor.rows.len();
         }
         Ok(())
     }

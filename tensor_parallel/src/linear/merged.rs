@@ -1,9 +1,11 @@
 //! Several column-parallel layers of one input, computed as one.
 
-use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use std::ops::Range;
+
+use crate::checkpoint::{Loader, ShardedTensor};
 use crate::compute::Compute;
 use crate::error::Result;
-use crate::shard;
+use crate::shard::{self, ShardError};
 use crate::tensor::Tensor;
 
 /// Column-parallel layers of one input in one matrix, such as gate and up of an MLP. Each is sharded separately: the result of a
@@ -20,30 +22,30 @@ impl MergedColumnParallelLinear {
     /// # Errors
     /// Returns an error if the world size does not divide the outputs of a layer, or the source fails.
     pub fn load(loader: &mut Loader<'_>, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Self> {
-        let world_size = loader.world_size();
-        let shardings = parts
-            .iter()
-            .map(|(name, outputs)| {
-                shard::split_evenly(&format!("outputs of `{name}`"), *outputs, world_size).map(Sharding::Rows)
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        Self::load_sharded(loader, parts, &shardings, inputs, bias)
+        let (rank, world_size) = (loader.rank(), loader.world_size());
+        let mine = |(name, outputs): &(&str, usize)| {
+            let all = shard::split_evenly(&format!("outputs of `{name}`"), *outputs, world_size)?;
+            Ok::<_, ShardError>(all[rank].clone())
+        };
+        let rows = parts.iter().map(mine).collect::<Result<Vec<_>, _>>()?;
+        Self::load_rows(loader, parts, &rows, inputs, bias)
     }
 
-    pub(super) fn load_sharded(
+    /// Loads these rows of each layer.
+    pub(super) fn load_rows(
         loader: &mut Loader<'_>,
         parts: &[(&str, usize)],
-        shardings: &[Sharding],
+        rows: &[Range<usize>],
         inputs: usize,
         bias: bool,
     ) -> Result<Self> {
         let names = |suffix| parts.iter().map(|(name, _)| format!("{name}.{suffix}")).collect::<Vec<_>>();
         let shapes: Vec<_> = parts.iter().map(|(_, outputs)| [*outputs, inputs]).collect();
         let weights = names("weight");
-        let weight = loader.matrix(&join(&weights, shapes.iter().map(<[usize; 2]>::as_slice), shardings))?;
+        let weight = loader.matrix(&join(&weights, shapes.iter().map(<[usize; 2]>::as_slice), rows))?;
         let mut biases = None;
         if bias {
-            biases = Some(loader.vector(&join(&names("bias"), shapes.iter().map(|s| &s[..1]), shardings))?);
+            biases = Some(loader.vector(&join(&names("bias"), shapes.iter().map(|s| &s[..1]), rows))?);
         }
         Ok(Self { weight, bias: biases })
     }
@@ -65,8 +67,11 @@ impl MergedColumnParallelLinear {
 fn join<'a>(
     names: &'a [String],
     shapes: impl Iterator<Item = &'a [usize]>,
-    shardings: &[Sharding],
+    rows: &[Range<usize>],
 ) -> Vec<ShardedTensor<'a>> {
-    let parts = names.iter().zip(shapes).zip(shardings);
-    parts.map(|((name, shape), sharding)| ShardedTensor { name, shape, sharding: sharding.clone() }).collect()
+    let slice = |((name, shape), rows): ((&'a String, _), &Range<usize>)| ShardedTensor {
+        rows: rows.clone(),
+        ..ShardedTensor::whole(name, shape)
+    };
+    names.iter().zip(shapes).zip(rows).map(slice).collect()
 }

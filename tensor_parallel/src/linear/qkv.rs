@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::MergedColumnParallelLinear;
-use crate::checkpoint::{Loader, Sharding};
+use crate::checkpoint::Loader;
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard::{self, HeadShard};
@@ -38,19 +38,17 @@ impl QkvParallelLinear {
     /// Returns an error if the heads cannot be sharded over the ranks (see [`shard::split_heads`]), or the source fails.
     pub fn load(loader: &mut Loader<'_>, prefix: &str, shape: QkvShape, bias: bool) -> Result<Self> {
         let QkvShape { hidden, heads, kv_heads, head_dim } = shape;
-        let all = shard::split_heads(heads, kv_heads, loader.world_size())?;
-        let rows = |r: &Range<usize>| r.start * head_dim..r.end * head_dim;
-        let queries = Sharding::Rows(all.iter().map(|h| rows(&h.query)).collect());
-        let kvs = Sharding::Rows(all.iter().map(|h| rows(&h.kv)).collect());
+        let mine = shard::split_heads(heads, kv_heads, loader.world_size())?.swap_remove(loader.rank());
+        let rows = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let names = ["q_proj", "k_proj", "v_proj"].map(|n| format!("{prefix}.{n}"));
         let parts = [
             (names[0].as_str(), heads * head_dim),
             (names[1].as_str(), kv_heads * head_dim),
             (names[2].as_str(), kv_heads * head_dim),
         ];
-        let shardings = [queries, kvs.clone(), kvs];
-        let inner = MergedColumnParallelLinear::load_sharded(loader, &parts, &shardings, hidden, bias)?;
-        Ok(Self { inner, mine: all[loader.rank()].clone(), head_dim })
+        let rows = [rows(&mine.query), rows(&mine.kv), rows(&mine.kv)];
+        let inner = MergedColumnParallelLinear::load_rows(loader, &parts, &rows, hidden, bias)?;
+        Ok(Self { inner, mine, head_dim })
     }
 
     /// Returns this rank's query heads, then its key heads, then its value heads. Takes no communication.

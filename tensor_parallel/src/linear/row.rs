@@ -5,7 +5,7 @@ use std::ops::Range;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
-use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::checkpoint::{Loader, ShardedTensor};
 use crate::communicator::Communicator;
 use crate::compute::Compute;
 use crate::error::{ConfigurationError, Result};
@@ -66,30 +66,22 @@ impl RowParallelLinear {
             return Err(ConfigurationError::UnreducedBias { layer: name.into() }.into());
         }
         let (what, world_size) = (format!("inputs of `{name}`"), loader.world_size());
+        let (matrix, shape) = (format!("{name}.weight"), [outputs, inputs]);
         let mine = shard::split_evenly(&what, inputs, world_size)?[loader.rank()].clone();
         let leaves = match loader.numerics() {
             Numerics::Fast => None,
             Numerics::Invariant => Some(shard::split_leaves(loader.leaves(), world_size)?),
         };
-        let parts = shard::split_evenly(&what, inputs, leaves.unwrap_or(1) * world_size)?;
-        let (matrix, shape) = (format!("{name}.weight"), [outputs, inputs]);
-        let of_each_rank = |at| parts.iter().skip(at).step_by(leaves.unwrap_or(1)).cloned().collect();
-        let parts: Vec<_> = (0..leaves.unwrap_or(1))
-            .map(|at| ShardedTensor {
-                name: &matrix,
-                shape: &shape,
-                sharding: Sharding::Columns(of_each_rank(at)),
-            })
-            .collect();
+        let count = leaves.unwrap_or(1);
+        let all = shard::split_evenly(&what, inputs, count * world_size)?;
+        let whole = ShardedTensor::whole(&matrix, &shape);
+        let parts = all[loader.rank() * count..][..count].iter();
+        let parts: Vec<_> =
+            parts.map(|columns| ShardedTensor { columns: columns.clone(), ..whole.clone() }).collect();
         let weight = loader.matrix(&parts)?;
         let mut bias = None;
         if options.bias {
-            let part = ShardedTensor {
-                name: &format!("{name}.bias"),
-                shape: &[outputs],
-                sharding: Sharding::Replicated,
-            };
-            bias = Some(loader.vector(&[part])?);
+            bias = Some(loader.vector(&[ShardedTensor::whole(&format!("{name}.bias"), &[outputs])])?);
         }
         Ok(Self { weight, leaves, bias, inputs: mine, options })
     }

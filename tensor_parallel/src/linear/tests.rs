@@ -39,7 +39,7 @@ fn run(
             .map(|mut group| {
                 let body = &body;
                 scope.spawn(move || {
-                    let mut source = MemorySource { tensors, rank: group.rank().index() };
+                    let mut source = MemorySource { tensors };
                     let mut loader = Loader::new(&mut source, group.rank().index(), world_size, DType::F32);
                     let result = body(&mut loader, &mut group).unwrap();
                     let profile = group.profile();
@@ -169,7 +169,7 @@ fn row_parallel(x: &Tensor, weight: &Tensor, world_size: usize, numerics: Numeri
             scope.spawn(move || {
                 let compute = Host::with_numerics(1, instruction_set::current(), numerics);
                 let rank = group.rank().index();
-                let mut source = MemorySource { tensors: weights, rank };
+                let mut source = MemorySource { tensors: weights };
                 let mut loader = Loader::new(&mut source, rank, world_size, dtype).on(&compute);
                 let options = RowOptions { input_is_parallel: false, ..RowOptions::default() };
                 let layer = RowParallelLinear::load(&mut loader, "l", shape.into(), options).unwrap();
@@ -255,7 +255,7 @@ fn column_then_row_needs_one_all_reduce_only() {
 #[test]
 fn a_row_parallel_bias_without_a_sum_is_refused() {
     let named = linear(true);
-    let mut source = MemorySource { tensors: &named, rank: 0 };
+    let mut source = MemorySource { tensors: &named };
     let mut loader = Loader::new(&mut source, 0, 2, DType::F32);
     let options = RowOptions { bias: true, input_is_parallel: true, reduce_results: false };
     let error = RowParallelLinear::load(&mut loader, "l", (48, HIDDEN), options).unwrap_err();

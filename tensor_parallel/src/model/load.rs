@@ -14,7 +14,7 @@ use super::llama::Llama;
 use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
 use super::stage::Stage;
-use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
+use crate::checkpoint::{Checkpoint, Loader, RootSource, ShardedTensor, WeightSource};
 use crate::compute::{self, Compute, SlotMapping};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::shard;
@@ -199,9 +199,8 @@ impl Llama {
         let ((plan, config, checkpoint), (more, _)) =
             check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), groups)?;
         check_arithmetic(place.numerics, groups)?;
-        let source = LocalSource { checkpoint: &checkpoint, rank: place.rank };
         let all = stage_tensors(&config, place.stage)?.len();
-        let mut source = ObservedSource { source, last: String::new(), read: 0, all, on_tensor };
+        let mut source = ObservedSource { source: &checkpoint, last: String::new(), read: 0, all, on_tensor };
         let compute = compute::for_ranks(groups.world(), place.numerics);
         let model = compute.and_then(|compute| build(config, &plan, compute, &mut source, place));
         let model = check_all_ranks(model, groups)?;
@@ -255,7 +254,7 @@ impl Llama {
         let config = LlamaConfig { tied_embeddings, ..plan.parse(Path::new("config.json"))? };
         // The root sends to every rank and every rank waits for the root, so all must be ready.
         let compute = check_all_ranks(compute(world, place.numerics), world)?;
-        let mut source = RootSource::new(checkpoint.as_ref(), root, place.rank, world);
+        let mut source = RootSource::new(checkpoint.as_ref(), root, world);
         let model = build(config, &plan, compute, &mut source, place);
         let model = source.finish(model)?;
         let model = model.reported(checkpoint.as_ref(), started);
@@ -308,7 +307,7 @@ impl Llama {
 
 /// Reports each tensor that has been read.
 struct ObservedSource<'a, F> {
-    source: LocalSource<'a>,
+    source: &'a Checkpoint,
     /// The tensor that was read last, of which there may be several slices.
     last: String,
     read: usize,

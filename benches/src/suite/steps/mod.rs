@@ -201,7 +201,7 @@ pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Jo
 /// Returns the errors of the model's layers.
 pub fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = NoiseSource { rank };
+    let mut source = NoiseSource;
     let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
     Ok(Arc::new(Llama::from_loader(config.clone(), DTYPE, compute::for_group(group)?, &mut loader)?))
 }

@@ -53,7 +53,7 @@ fn config(ranks: usize) -> Result<LlamaConfig, Error> {
 
 fn forward(config: &LlamaConfig, group: &mut ProcessGroup) -> Result<Tensor, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = NoiseSource { rank };
+    let mut source = NoiseSource;
     let mut loader = Loader::new(&mut source, rank, ranks, DType::F32);
     let model = Llama::from_loader(config.clone(), DType::F32, compute::for_group(group)?, &mut loader)?;
     let mut cache = model.cache(TOKENS.len())?;

@@ -92,7 +92,7 @@ fn digests(
 ) -> Result<BTreeSet<String>, Error> {
     group.set_numerics(numerics);
     let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = NoiseSource { rank };
+    let mut source = NoiseSource;
     let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
     let compute = compute::for_group(group)?;
     let model = Arc::new(Llama::from_loader(config.clone(), DTYPE, compute, &mut loader)?);

@@ -194,7 +194,7 @@ fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DTy
         (spec.name.clone(), Tensor::new(&spec.shape, values, dtype).unwrap())
     };
     let whole: HashMap<String, Tensor> = tensors(config).unwrap().iter().map(made_up).collect();
-    let mut source = MemorySource { tensors: &whole, rank };
+    let mut source = MemorySource { tensors: &whole };
     let compute = Scant::new(usize::MAX);
     let taken = Arc::clone(&compute.taken);
     let mut loader = Loader::new(&mut source, rank, world_size, dtype);
