@@ -299,14 +299,6 @@ pub enum RequestError {
         /// The ranks whose request differs.
         ranks: Vec<Rank>,
     },
-    /// A number of tokens that overflows.
-    #[error("a prompt of {prompt} tokens and {more} new ones are more than can be counted")]
-    Overflow {
-        /// Number of tokens in the prompt.
-        prompt: usize,
-        /// Number of requested new tokens.
-        more: usize,
-    },
 }
 
 fn list<T: ToString>(all: &[T]) -> String {
@@ -355,6 +347,14 @@ impl Error {
 
     pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, reason: impl Into<String>) -> Self {
         Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), reason: reason.into() }
+    }
+
+    /// Returns what was read from a file, or `None` if there is no such file.
+    pub(crate) fn unless_missing<T>(file: &Path, read: Result<T, FileError>) -> Result<Option<T>> {
+        match read {
+            Err(error) if error.is_not_found() => Ok(None),
+            read => read.map(Some).map_err(|error| Self::file(file, error)),
+        }
     }
 
     pub(crate) fn file(file: &Path, source: impl Into<FileError>) -> Self {

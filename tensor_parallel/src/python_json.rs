@@ -1,12 +1,10 @@
 //! JSON as Python's `json` module reads and writes it.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::io::{Result, Write};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 /// Parses the JSON of a model folder. Python also writes `NaN`, `Infinity` and `-Infinity`, which are not JSON. They become
 /// strings, so that keys without a meaning may have them and those that need a number refuse them.
@@ -61,18 +59,6 @@ pub(crate) fn text(value: &impl Serialize, style: Style) -> serde_json::Result<S
     let formatter = Formatter { style, depth: 0, is_empty: true };
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))?;
     Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-/// Sorts the keys of all objects.
-pub(crate) fn sorted(value: Value) -> Value {
-    match value {
-        Value::Array(values) => values.into_iter().map(sorted).collect(),
-        Value::Object(entries) => {
-            let entries: BTreeMap<_, _> = entries.into_iter().collect();
-            entries.into_iter().map(|(key, value)| (key, sorted(value))).collect()
-        }
-        other => other,
-    }
 }
 
 struct Formatter {
@@ -170,8 +156,9 @@ impl serde_json::ser::Formatter for Formatter {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn constants_of_python_are_strings_and_texts_stay() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ryzanstein_process_group::DType;
 
-use crate::float::{Float, UnsupportedDType};
+use crate::float::{Float, UnsupportedDType, with_float};
 use crate::memory::{self, Array};
 
 /// Elements in host memory.
@@ -31,12 +31,7 @@ pub(crate) use with_elements;
 
 impl Storage {
     pub(crate) fn zeros(count: usize, dtype: DType) -> Result<Self, UnsupportedDType> {
-        match dtype {
-            DType::F32 => Ok(Self::F32(memory::zeros(count))),
-            DType::F16 => Ok(Self::F16(memory::zeros(count))),
-            DType::BF16 => Ok(Self::BF16(memory::zeros(count))),
-            other => Err(UnsupportedDType(other)),
-        }
+        with_float!(dtype, T => memory::zeros::<T>(count).into())
     }
 
     /// Rounds each value to `dtype`.

@@ -55,15 +55,7 @@ impl KvCache {
         [kv_heads, head_dim]: [usize; 2],
         dtype: DType,
     ) -> Result<Self> {
-        let layer = |_| LayerCache::new(compute, [size.pages, kv_heads, head_dim], dtype);
-        Self::with_layers((0..layers).map(layer).collect::<Result<_>>()?, size)
-    }
-
-    /// Creates the cache from its memory.
-    pub(crate) fn with_layers(
-        layers: Vec<LayerCache>,
-        CacheSize { sequences, capacity, pages }: CacheSize,
-    ) -> Result<Self> {
+        let CacheSize { sequences, capacity, pages } = size;
         let table_length = capacity.div_ceil(PAGE_SIZE);
         let entries = sequences.max(1).checked_mul(table_length.max(1)).map(u32::try_from);
         let (Ok(count), Some(Ok(_)), true) = (u32::try_from(pages), entries, capacity <= MOST_POSITIONS)
@@ -74,6 +66,8 @@ impl KvCache {
             )));
         };
         let tables = PageTables::new([sequences, table_length], count);
+        let layer = |_| LayerCache::new(compute, [pages, kv_heads, head_dim], dtype);
+        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
         Ok(Self { layers, lengths: vec![0; sequences], tables, capacity })
     }
 

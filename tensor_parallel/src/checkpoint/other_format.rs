@@ -24,10 +24,8 @@ struct AdapterConfig {
 /// Returns [`Error::Checkpoint`] with the command that merges the two.
 pub(crate) fn refuse_adapter(directory: &Path) -> Result<()> {
     let path = directory.join(ADAPTER);
-    let text = match file::read_text(&path, LARGEST_FILE) {
-        Ok(text) => text,
-        Err(error) if error.is_not_found() => return Ok(()),
-        Err(error) => return Err(Error::file(&path, error)),
+    let Some(text) = Error::unless_missing(&path, file::read_text(&path, LARGEST_FILE))? else {
+        return Ok(());
     };
     let config = python_json::parse::<AdapterConfig>(&text).ok();
     let base = config.and_then(|config| config.base_model_name_or_path);

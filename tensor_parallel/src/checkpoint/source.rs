@@ -1,5 +1,6 @@
 //! Sources of a rank's weights: its own files, the files of one rank, or memory.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use crate::compute::Compute;
 use crate::error::{Error, RemoteError, Result};
 use crate::model::Stage;
 use crate::storage::with_elements;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, element_count};
 
 /// Approximate size of a message of weights: large enough to be fast, small enough to need little extra memory.
 const MESSAGE_BYTES: usize = 16 << 20;
@@ -241,6 +242,8 @@ pub struct Loader<'a> {
     stage: Stage,
     weights: DType,
     leaves: usize,
+    /// The bytes of the tensors that were to be loaded, if none is.
+    counted: Option<&'a Cell<u64>>,
 }
 
 /// The largest number of parts of a sum with invariant numerics, and so of ranks, unless a loader has another.
@@ -258,7 +261,8 @@ impl std::fmt::Debug for Loader<'_> {
 impl<'a> Loader<'a> {
     /// Creates a loader for one rank of `world_size`, which loads matrices in the type `weights` into host memory.
     pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
-        Self { source, compute: None, rank, world_size, stage: Stage::default(), weights, leaves: LEAVES }
+        let (compute, stage, counted) = (None, Stage::default(), None);
+        Self { source, compute, rank, world_size, stage, weights, leaves: LEAVES, counted }
     }
 
     /// Returns the loader with the memory of `compute` as its target.
@@ -280,6 +284,12 @@ impl<'a> Loader<'a> {
         Self { leaves, ..self }
     }
 
+    /// Returns the loader with a counter of bytes: it allocates no memory, and its tensors are empty.
+    #[must_use]
+    pub(crate) fn counting(self, bytes: &'a Cell<u64>) -> Self {
+        Self { counted: Some(bytes), ..self }
+    }
+
     /// Returns a loader that borrows this one, for a model that computes on `compute` with activations of this type.
     pub(crate) fn reborrow<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
         let weights = compute.weight_dtype(self.weights, activations);
@@ -291,10 +301,17 @@ impl<'a> Loader<'a> {
             stage: self.stage,
             weights,
             leaves: self.leaves,
+            counted: self.counted,
         }
     }
 
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        if let Some(counted) = self.counted {
+            let bytes = (element_count(shape, dtype)? * dtype.size()) as u64;
+            let all = counted.get().checked_add(bytes);
+            counted.set(all.ok_or_else(|| Error::input("a model of more bytes than can be counted"))?);
+            return Tensor::zeros(&[0, 0], dtype);
+        }
         match self.compute {
             Some(compute) => compute.zeros(shape, dtype),
             None => Tensor::zeros(shape, dtype),

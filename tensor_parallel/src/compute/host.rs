@@ -124,17 +124,6 @@ impl Compute for Host {
         Batch::on_host(tokens, slots, rotary)
     }
 
-    fn update_batch(
-        &self,
-        batch: &mut Batch,
-        tokens: &[u32],
-        slots: &SlotMapping,
-        rotary: &Rotary,
-    ) -> Result<()> {
-        *batch = Batch::on_host(tokens, slots, rotary)?;
-        Ok(())
-    }
-
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
         let bias = bias.map(Tensor::host_values).transpose()?;
@@ -154,7 +143,7 @@ impl Compute for Host {
             return Err(ConfigurationError::FastOnly.into());
         }
         let [m, k, n] = shapes::linear_of_leaves(x, weight, leaves)?;
-        let parts = (0..leaves).map(|leaf| self.slice_columns(x, leaf * k..(leaf + 1) * k));
+        let parts = (0..leaves).map(|leaf| self.select_columns(x, leaf * k..(leaf + 1) * k));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let parts = parts.iter().map(Tensor::host).collect::<Result<Vec<_>>>()?;
         let weight = weight.host()?;
@@ -224,25 +213,18 @@ impl Compute for Host {
         attend::attention(self, &qkv, call, cache)
     }
 
-    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        shapes::slice_columns(x, &columns)?;
-        let stored = x.host()?;
-        self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
-            let at = i * x.columns();
-            self.widen(stored, at + columns.start..at + columns.end, to);
-        })
-    }
-
-    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
-        if count == 1 && keep == width {
-            return blocks.reshape(&[rows, width]);
-        }
+    fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        let [rows, width] = shapes::select_columns(blocks, &columns)?;
         let stored = blocks.host()?;
-        self.build([rows, keep], blocks.dtype(), |i, to| {
-            for (block, to) in to.chunks_mut(width).enumerate() {
-                let from = (block * rows + i) * width;
-                self.widen(stored, from..from + to.len(), to);
+        self.build([rows, columns.len()], blocks.dtype(), |i, mut to| {
+            let mut at = columns.start;
+            while at < columns.end {
+                let (block, column) = (at / width, at % width);
+                let (these, others) = to.split_at_mut((width - column).min(columns.end - at));
+                let from = (block * rows + i) * width + column;
+                self.widen(stored, from..from + these.len(), these);
+                at += these.len();
+                to = others;
             }
         })
     }

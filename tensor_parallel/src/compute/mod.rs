@@ -10,7 +10,6 @@ mod operations;
 mod product;
 mod rows;
 mod shapes;
-mod sizing;
 mod tree;
 
 use ryzanstein_config::Numerics;
@@ -24,7 +23,6 @@ pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, HeadNorms, LayerCache};
 #[doc(hidden)]
 pub use self::product::instruction_set;
-pub(crate) use self::sizing::Sizing;
 use crate::error::Result;
 use crate::threads;
 

@@ -144,7 +144,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
         tokens: &[u32],
         slots: &SlotMapping,
         rotary: &Rotary,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        *batch = self.batch(tokens, slots, rotary)?;
+        Ok(())
+    }
 
     /// Captures the work that `work` enqueues, without running it. A replay runs it on the values that the same tensors then
     /// hold. Returns `None` without calling `work` if a replay is no cheaper than a call.
@@ -227,10 +230,6 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// the batch after the last call for the positions before: a GPU may read them early.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
-    /// Copies columns of `x`.
-    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
-
-    /// Concatenates blocks by columns: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each joined
-    /// row.
-    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
+    /// Copies columns of blocks `[blocks, rows, width]` that lie side by side, `[rows, blocks × width]`. A matrix is one block.
+    fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 }

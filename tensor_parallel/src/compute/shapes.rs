@@ -59,21 +59,20 @@ pub(super) fn swiglu(x: &Tensor) -> Result<usize> {
     Err(Error::input(format!("gate and up must be equally wide; {} columns are odd", x.columns())))
 }
 
-/// Checks that the columns are within `x`.
-pub(super) fn slice_columns(x: &Tensor, columns: &Range<usize>) -> Result<()> {
-    if columns.start <= columns.end && columns.end <= x.columns() {
-        return Ok(());
-    }
-    Err(Error::input(format!("a tensor of shape {:?} has no columns {columns:?}", x.shape())))
-}
-
-/// Returns number, rows and width of the blocks, which together have at least `keep` columns.
-pub(super) fn concat_columns(blocks: &Tensor, keep: usize) -> Result<[usize; 3]> {
-    match *blocks.shape() {
-        [count, rows, width] if keep <= count * width => Ok([count, rows, width]),
-        [count, _, width] => {
-            Err(Error::input(format!("{count} blocks of {width} columns have no {keep} columns together")))
+/// Returns rows and width of the blocks, which together have these columns.
+pub(super) fn select_columns(blocks: &Tensor, columns: &Range<usize>) -> Result<[usize; 2]> {
+    let (count, rows, width) = match *blocks.shape() {
+        [rows, width] => (1, rows, width),
+        [count, rows, width] => (count, rows, width),
+        _ => {
+            return Err(Error::input(format!(
+                "columns are of a matrix or of blocks [blocks, rows, columns], not of {:?}",
+                blocks.shape()
+            )));
         }
-        _ => Err(Error::input(format!("blocks must be [blocks, rows, columns], not {:?}", blocks.shape()))),
+    };
+    if columns.start <= columns.end && columns.end <= count * width {
+        return Ok([rows, width]);
     }
+    Err(Error::input(format!("a tensor of shape {:?} has no columns {columns:?}", blocks.shape())))
 }

@@ -87,9 +87,11 @@ fn embedding_gives_zeros_for_what_it_does_not_hold() {
 #[test]
 fn blocks_are_joined_side_by_side_without_the_padding() {
     let blocks = Tensor::new(&[2, 2, 3], (0..12u8).map(f32::from).collect(), DType::F32).unwrap();
-    let joined = Host::new(1).concat_columns(blocks, 5).unwrap();
+    let joined = Host::new(1).select_columns(&blocks, 0..5).unwrap();
     assert_eq!(joined.shape(), [2, 5]);
     assert_eq!(*joined.values().unwrap(), [0.0, 1.0, 2.0, 6.0, 7.0, 3.0, 4.0, 5.0, 9.0, 10.0]);
+    let middle = Host::new(1).select_columns(&blocks, 1..4).unwrap();
+    assert_eq!(*middle.values().unwrap(), [1.0, 2.0, 6.0, 4.0, 5.0, 9.0]);
 }
 
 /// Computes the attention of all positions at once.
@@ -180,8 +182,9 @@ fn shapes_that_do_not_fit_are_errors() {
     assert!(host.add(&mut whole(&[2, 3], 0, DType::F32), &b).is_err());
     assert!(host.rms_norm(&a, &b, 0.0).is_err());
     assert!(host.swiglu(&a).is_err());
-    assert!(host.slice_columns(&a, 2..4).is_err());
-    assert!(host.concat_columns(a, 1).is_err());
+    assert!(host.select_columns(&a, 2..4).is_err());
+    assert!(host.select_columns(&whole(&[2, 2, 3], 0, DType::F32), 5..7).is_err());
+    assert!(host.select_columns(&whole(&[6], 0, DType::F32), 0..1).is_err());
 }
 
 #[test]

@@ -298,11 +298,7 @@ fn environment(template: String) -> Result<Environment<'static>, minijinja::Erro
 
 /// Reads the text of a file. Returns `None` if there is no such file.
 fn read(file: &Path, limit: ByteSize) -> Result<Option<String>> {
-    match ryzanstein_config::file::read_text(file, limit) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(Error::file(file, error)),
-    }
+    Error::unless_missing(file, ryzanstein_config::file::read_text(file, limit))
 }
 
 /// Reads a JSON file. Returns `None` if there is no such file.

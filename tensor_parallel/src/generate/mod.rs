@@ -108,9 +108,7 @@ impl Llama {
             return Ok(generated);
         }
         // The last token is sampled but not fed back.
-        let positions = prompt.len().checked_add(options.max_new_tokens - 1);
-        let positions =
-            positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
+        let positions = prompt.len().saturating_add(options.max_new_tokens - 1);
         let mut decoder = Decoder::new(self, CacheSize::full(1, positions), options.passes)?;
         let mut token = sampler.choose(&decoder.prefill(0, prompt, groups)?.values()?)?;
         loop {

@@ -39,11 +39,7 @@ impl Tokenizer {
     /// Returns an error if it cannot be read.
     pub fn read(directory: &Path) -> Result<Option<Vec<u8>>> {
         let file = path(directory);
-        match file::read(&file, LARGEST_FILE) {
-            Ok(text) => Ok(Some(text)),
-            Err(e) if e.is_not_found() => Ok(None),
-            Err(e) => Err(Error::file(&file, e)),
-        }
+        Error::unless_missing(&file, file::read(&file, LARGEST_FILE))
     }
 
     /// Parses the bytes of a `tokenizer.json`. Errors name `file`.

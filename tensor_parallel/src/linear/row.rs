@@ -92,10 +92,7 @@ impl RowParallelLinear {
     /// # Errors
     /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let mut y = match self.leaves {
-            Some(leaves) => self.sum_of_leaves(x, leaves, compute, group)?,
-            None => self.sum(x, compute, group)?,
-        };
+        let mut y = self.sum(x, compute, group)?;
         if let Some(bias) = &self.bias {
             compute.add(&mut y, bias)?;
         }
@@ -121,12 +118,9 @@ impl RowParallelLinear {
             && residual.dtype() == x.dtype()
             && [residual.rows(), residual.columns(), norm.weight().count()] == [rows, columns, columns]
             && let Some(group) = group.process_group()
-            && group.fuses_add_norm(self.leaves.map_or(x.dtype(), |_| DType::F32), rows, columns)
+            && group.fuses_add_norm(self.dtype_of_terms(x), rows, columns)
         {
-            let term = match self.leaves {
-                Some(leaves) => self.subtree(x, (leaves, DType::F32), compute)?,
-                None => self.term(x, compute)?,
-            };
+            let term = self.term(x, self.dtype_of_terms(x), compute)?;
             let mut normed = compute.scratch(residual.shape(), residual.dtype())?;
             group.all_reduce_add_norm(&term, residual, (norm.weight(), norm.epsilon()), &mut normed)?;
             return Ok(normed);
@@ -137,49 +131,44 @@ impl RowParallelLinear {
 
     /// Returns the sum over all ranks, or without `reduce_results` this rank's term of it.
     fn sum(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let mut y = self.term(x, compute)?;
-        if self.options.reduce_results {
-            group.all_reduce_sum(&mut y)?;
+        let (ranks, is_invariant) = (group.world_size(), self.leaves.is_some());
+        if !self.options.reduce_results || (is_invariant && ranks == 1) {
+            return self.term(x, x.dtype(), compute);
         }
-        Ok(y)
-    }
-
-    /// Returns this rank's term of the sum.
-    fn term(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
-        compute.linear(self.input(x, compute, &mut None)?, &self.weight, None, x.dtype())
-    }
-
-    /// Returns the sum over all ranks, or without `reduce_results` this rank's term of it, added as a tree and rounded once.
-    fn sum_of_leaves(
-        &self,
-        x: &Tensor,
-        leaves: usize,
-        compute: &dyn Compute,
-        group: &mut dyn Communicator,
-    ) -> Result<Tensor> {
-        if self.options.reduce_results && group.world_size() > 1 {
-            let mine = self.subtree(x, (leaves, DType::F32), compute)?;
-            let (ranks, rows, columns) = (group.world_size(), mine.rows(), mine.columns());
-            let is_shared = mine.bytes() >= SHARED_TERMS && columns.is_multiple_of(ranks);
-            if is_shared && let Some(group) = group.process_group() {
-                // A share is consecutive elements, whichever rows they are of.
-                let mut terms = compute.scratch(&[ranks, rows, columns / ranks], DType::F32)?;
-                group.all_to_all_into(&mine, &mut terms)?;
-                let share = compute.sum_of_leaves(&terms, x.dtype())?;
-                let mut sum = compute.scratch(&[rows, columns], x.dtype())?;
-                group.all_gather_into(&share, &mut sum)?;
-                return Ok(sum);
-            }
-            let mut terms = compute.scratch(&[ranks, rows, columns], DType::F32)?;
-            group.all_gather(&mine, &mut terms)?;
-            return compute.sum_of_leaves(&terms, x.dtype());
+        let mut mine = self.term(x, self.dtype_of_terms(x), compute)?;
+        if !is_invariant {
+            group.all_reduce_sum(&mut mine)?;
+            return Ok(mine);
         }
-        self.subtree(x, (leaves, x.dtype()), compute)
+        let (rows, columns) = (mine.rows(), mine.columns());
+        let is_shared = mine.bytes() >= SHARED_TERMS && columns.is_multiple_of(ranks);
+        if is_shared && let Some(group) = group.process_group() {
+            // A share is consecutive elements, whichever rows they are of.
+            let mut terms = compute.scratch(&[ranks, rows, columns / ranks], DType::F32)?;
+            group.all_to_all_into(&mine, &mut terms)?;
+            let share = compute.sum_of_leaves(&terms, x.dtype())?;
+            let mut sum = compute.scratch(&[rows, columns], x.dtype())?;
+            group.all_gather_into(&share, &mut sum)?;
+            return Ok(sum);
+        }
+        let mut terms = compute.scratch(&[ranks, rows, columns], DType::F32)?;
+        group.all_gather(&mine, &mut terms)?;
+        compute.sum_of_leaves(&terms, x.dtype())
     }
 
-    /// Returns this rank's term of the sum, added as a tree and rounded to `out`.
-    fn subtree(&self, x: &Tensor, (leaves, out): (usize, DType), compute: &dyn Compute) -> Result<Tensor> {
-        compute.linear_of_leaves(self.input(x, compute, &mut None)?, &self.weight, leaves, out)
+    /// Returns the type in which terms of a sum are sent.
+    fn dtype_of_terms(&self, x: &Tensor) -> DType {
+        self.leaves.map_or(x.dtype(), |_| DType::F32)
+    }
+
+    /// Returns this rank's term of the sum, rounded to `out`; with invariant numerics it is added as a tree.
+    fn term(&self, x: &Tensor, out: DType, compute: &dyn Compute) -> Result<Tensor> {
+        let mut held = None;
+        let x = self.input(x, compute, &mut held)?;
+        match self.leaves {
+            Some(leaves) => compute.linear_of_leaves(x, &self.weight, leaves, out),
+            None => compute.linear(x, &self.weight, None, out),
+        }
     }
 
     /// Returns this rank's features of `x`, which are `x` itself or copied into `held`.
@@ -192,6 +181,6 @@ impl RowParallelLinear {
         if self.options.input_is_parallel {
             return Ok(x);
         }
-        Ok(held.insert(compute.slice_columns(x, self.inputs.clone())?))
+        Ok(held.insert(compute.select_columns(x, self.inputs.clone())?))
     }
 }

@@ -12,7 +12,7 @@ use super::json::{JsonObject, shortened};
 use super::rope;
 use crate::checkpoint::SINGLE;
 use crate::checkpoint::other_format::{instead_of_model, refuse_adapter};
-use crate::error::{Error, Result};
+use crate::error::{Error, RequestError, Result};
 use crate::python_json;
 use crate::rotary::Rotary;
 
@@ -87,6 +87,15 @@ impl LlamaConfig {
         Self::from_json(&directory.join("config.json"), &config, generation.as_deref())
     }
 
+    /// Checks that the model supports sequences of this length.
+    pub(super) fn check_positions(&self, positions: usize) -> Result<(), RequestError> {
+        let max_positions = self.max_positions;
+        if positions > max_positions {
+            return Err(RequestError::TooLong { positions, max_positions });
+        }
+        Ok(())
+    }
+
     /// Parses the text of `config.json` and of `generation_config.json`; errors name `file`.
     ///
     /// # Errors
@@ -135,11 +144,7 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
         })
     })?;
     let path = directory.join("generation_config.json");
-    match file::read_text(&path, LARGEST_FILE) {
-        Ok(generation) => Ok((config, Some(generation))),
-        Err(e) if e.is_not_found() => Ok((config, None)),
-        Err(e) => Err(Error::file(&path, e)),
-    }
+    Ok((config, Error::unless_missing(&path, file::read_text(&path, LARGEST_FILE))?))
 }
 
 fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, String> {

@@ -1,19 +1,17 @@
 //! The memory of a rank, computed from the settings alone: no weights are read, and no memory is allocated.
 
-use std::sync::atomic::Ordering;
-
 use ryzanstein_process_group::DType;
 
 use super::config::LlamaConfig;
-use super::llama::Llama;
-use super::plan::NamedTensors;
+use super::plan::{self, NamedTensors};
+use super::stage::Stage;
 use crate::attention::CacheSize;
-use crate::checkpoint::Loader;
+use crate::compute::PAGE_SIZE;
 use crate::compute::cuda::FIXED_BYTES;
-use crate::compute::{PAGE_SIZE, Sizing};
 use crate::error::{Error, Result};
 use crate::gpu::class;
 use crate::shard::{self, HeadShard};
+use crate::tensor::element_count;
 
 /// The memory of one rank on a GPU, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,17 +44,15 @@ pub fn footprint(
     sequences: usize,
     positions: usize,
 ) -> Result<Footprint> {
-    let compute = Sizing::default();
-    let kept = compute.kept();
-    let mut source = NamedTensors::default();
-    let mut loader = Loader::new(&mut source, 0, world_size, dtype);
-    let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
-    let weights = kept.load(Ordering::Relaxed);
-    model.layer_caches(CacheSize::full(sequences, positions))?;
-    let kv_cache = kept.load(Ordering::Relaxed) - weights;
+    let weights =
+        plan::weight_bytes(config, &mut NamedTensors::default(), world_size, dtype, Stage::default())?;
+    config.check_positions(positions)?;
+    let heads = &shard::split_heads(config.heads, config.kv_heads, world_size)?[0];
+    let pages = CacheSize::full(sequences, positions).pages;
+    let cache = [2, config.layers, pages, heads.kv.len(), PAGE_SIZE, config.head_dim];
+    let kv_cache = (element_count(&cache, dtype)? * dtype.size()) as u64;
     let too_many = || Error::input("passes of more bytes than can be counted");
     let of_pass = |tokens, logits| {
-        let heads = &shard::split_heads(config.heads, config.kv_heads, world_size)?[0];
         pass(config, world_size, heads, dtype, (tokens, logits, positions)).ok_or_else(too_many)
     };
     let passes = of_pass(positions, 1)?.checked_add(of_pass(sequences, sequences)?);

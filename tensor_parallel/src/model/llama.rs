@@ -200,17 +200,9 @@ impl Llama {
 
     /// Allocates a [`cache`](Self::cache) of this size.
     pub(super) fn caches(&self, size: CacheSize) -> Result<KvCache> {
-        KvCache::with_layers(self.layer_caches(size)?, size)
-    }
-
-    /// Allocates the memory of a [`cache`](Self::cache) of this size.
-    pub(super) fn layer_caches(&self, size: CacheSize) -> Result<Vec<LayerCache>> {
-        let LlamaConfig { head_dim, max_positions, .. } = self.config;
-        if size.capacity > max_positions {
-            return Err(RequestError::TooLong { positions: size.capacity, max_positions }.into());
-        }
-        let shape = [size.pages, self.kv_heads, head_dim];
-        self.blocks.iter().map(|_| LayerCache::new(&*self.compute, shape, self.dtype)).collect()
+        self.config.check_positions(size.capacity)?;
+        let heads = [self.kv_heads, self.config.head_dim];
+        KvCache::new(&*self.compute, self.blocks.len(), size, heads, self.dtype)
     }
 
     /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of

@@ -1,16 +1,17 @@
 //! The properties of a model that `config.json` alone determines: its tensors, and its legal world sizes. Pure.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::iter;
 
-use ryzanstein_config::Numerics;
+use ryzanstein_config::{InstructionSet, Numerics};
 use ryzanstein_process_group::DType;
 
 use super::config::LlamaConfig;
 use super::llama::Llama;
 use super::stage::Stage;
 use crate::checkpoint::{LEAVES, Loader, ShardedTensor, WeightSource};
-use crate::compute::Sizing;
+use crate::compute::Host;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::{self, ShardError};
 use crate::tensor::Tensor;
@@ -53,9 +54,26 @@ pub fn tensors(config: &LlamaConfig) -> Result<Vec<TensorSpec>> {
 /// Returns an error if no model can have these settings.
 pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Result<Vec<TensorSpec>> {
     let mut source = NamedTensors::default();
-    let mut loader = Loader::new(&mut source, 0, 1, DType::F32).at_stage(stage);
-    Llama::from_loader(config.clone(), DType::F32, Box::new(Sizing::default()), &mut loader)?;
+    weight_bytes(config, &mut source, 1, DType::F32, stage)?;
     Ok(source.0)
+}
+
+/// Returns the bytes of the first rank's weights of a stage, and names their tensors.
+///
+/// # Errors
+/// Returns the errors of [`Llama::from_loader`].
+pub(super) fn weight_bytes(
+    config: &LlamaConfig,
+    source: &mut NamedTensors,
+    world_size: usize,
+    dtype: DType,
+    stage: Stage,
+) -> Result<u64> {
+    let bytes = Cell::default();
+    let compute = Host::with_numerics(1, InstructionSet::Scalar, Numerics::Fast);
+    let mut loader = Loader::new(source, 0, world_size, dtype).at_stage(stage).counting(&bytes);
+    Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
+    Ok(bytes.get())
 }
 
 /// Returns the names that are not among the tensors of a model, except those that are always harmless.

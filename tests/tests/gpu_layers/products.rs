@@ -57,7 +57,7 @@ fn iter_product<'a, A: Copy, B: Copy, C>(
 #[ignore = "needs a GPU"]
 fn a_row_of_a_product_with_invariant_numerics_has_the_same_bits_in_every_batch_and_shard() {
     let cuda = cuda_with(Numerics::Invariant);
-    let columns = |x: &Tensor, range| cuda.slice_columns(x, range).unwrap();
+    let columns = |x: &Tensor, range| cuda.select_columns(x, range).unwrap();
     for dtype in TYPES {
         // Two lengths: one of 67 vectors a leaf, and one that no copy can start at. The last shape gives blocks several tiles,
         // and tiles several blocks.

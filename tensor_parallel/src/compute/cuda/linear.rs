@@ -35,18 +35,13 @@ impl Cuda {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
         let mut converted = None;
         let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut converted)).transpose()?;
-        if m == 0 || n == 0 || (k == 0 && bias.is_none()) {
-            return self.zeros(&[m, n], out);
+        if m == 0 || n == 0 || k == 0 {
+            let mut y = self.zeros(&[m, n], out)?;
+            bias.map_or(Ok(()), |bias| self.kernels.add(&mut y, bias))?;
+            return Ok(y);
         }
-        if k > 0 {
-            let ours = self.multiply_ourselves(x, weight, bias, (false, out))?;
-            return ours.map_or_else(|| self.multiply_rows(x, weight, bias, out), Ok);
-        }
-        let mut y = self.zeros(&[m, n], out)?;
-        if let Some(bias) = bias {
-            self.kernels.add(&mut y, bias)?;
-        }
-        Ok(y)
+        let ours = self.multiply_ourselves(x, weight, bias, (false, out))?;
+        ours.map_or_else(|| self.multiply_rows(x, weight, bias, out), Ok)
     }
 
     /// Computes `silu(gate) × up` of `x · weightᵀ + bias`, each row of which is gate, then up.
@@ -123,7 +118,7 @@ impl Cuda {
         Ok(Some(y))
     }
 
-    /// Computes a product of several rows with an `f32` bias.
+    /// Computes a product of several rows with cuBLASLt. The operands fit, and the bias is `f32`: see [`multiply`](Self::multiply).
     fn multiply_rows(
         &self,
         x: &Tensor,
@@ -131,7 +126,7 @@ impl Cuda {
         bias: Option<&Tensor>,
         out: DType,
     ) -> Result<Tensor> {
-        let (m, n) = (x.rows(), weight.rows());
+        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
         let (mut wide_x, mut wide_w) = (None, None);
         let operands = if x.dtype() == weight.dtype() { x.dtype() } else { DType::F32 };
         let x = self.converted(x, operands, &mut wide_x)?;
@@ -139,39 +134,16 @@ impl Cuda {
         // The library only adds a bias of the result's type, but ours are f32 and must not be rounded before the addition.
         let direct = out == DType::F32 || (out == operands && bias.is_none());
         let mut y = self.scratch(&[m, n], if direct { out } else { DType::F32 })?;
-        self.matrix_product(x, weight, bias, &mut y)?;
-        if direct { Ok(y) } else { self.kernels.convert(&y, out) }
-    }
-
-    /// Computes `out = x · weightᵀ + bias` with cuBLASLt.
-    ///
-    /// # Errors
-    /// Returns an error if shapes or types do not fit: both operands must have the same type, and the bias that of the result.
-    fn matrix_product(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        out: &mut Tensor,
-    ) -> Result<()> {
-        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
-        if weight.columns() != k || weight.dtype() != x.dtype() {
-            return Err(Error::shape_mismatch("matrix product", x, weight));
-        }
-        if (out.rows(), out.columns()) != (m, n) {
-            return Err(Error::shape_mismatch("matrix product", x, out));
-        }
-        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != out.dtype()) {
-            return Err(Error::shape_mismatch("bias", weight, bias));
-        }
         let address = |tensor| Ok::<_, Error>(self.kernels.here(tensor)?.address());
-        let problem = Problem { m, n, k, operands: x.dtype(), out: out.dtype(), bias: bias.is_some() };
+        let problem = Problem { m, n, k, operands, out: y.dtype(), bias: bias.is_some() };
         let bias = bias.map(address).transpose()?;
         let operands =
-            Operands { x: address(x)?, w: address(weight)?, bias, out: self.kernels.address_mut(out)? };
-        // SAFETY: all are tensors of the problem's shapes and types, checked above, on this device and aligned to 256 bytes. They
-        // are borrowed until the product is enqueued, the result exclusively, and used in the order of the device's stream.
-        unsafe { self.matmul.run(problem, operands) }
+            Operands { x: address(x)?, w: address(weight)?, bias, out: self.kernels.address_mut(&mut y)? };
+        // SAFETY: all are tensors of the problem's shapes and types on this device, aligned to 256 bytes: `multiply` has checked the
+        // shapes, and a bias comes with an f32 result. They are borrowed until the product is enqueued, the result exclusively, and
+        // used in the order of the device's stream.
+        unsafe { self.matmul.run(problem, operands) }?;
+        if direct { Ok(y) } else { self.kernels.convert(&y, out) }
     }
 
     /// Returns the tensor itself if it has this type; otherwise converts it into `held`.

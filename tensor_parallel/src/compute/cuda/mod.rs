@@ -152,7 +152,6 @@ impl Compute for Cuda {
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
-        shapes::add(x, y)?;
         self.kernels.add(x, y)
     }
 
@@ -172,11 +171,7 @@ impl Compute for Cuda {
         self.attend(qkv, call, cache)
     }
 
-    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        self.kernels.slice_columns(x, columns)
-    }
-
-    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        self.kernels.concat_columns(blocks, keep)
+    fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.kernels.select_columns(blocks, columns)
     }
 }

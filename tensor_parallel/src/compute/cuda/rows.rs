@@ -43,22 +43,17 @@ impl Kernels {
         Ok(y)
     }
 
-    /// Computes `x += y`, with `y` repeated along `x`.
+    /// Adds `y` to `x`, or to every row of `x` if `y` is a vector.
     ///
     /// # Errors
-    /// Returns an error if the length of `y` does not divide that of `x`.
+    /// Returns an error if `y` has neither the shape of `x` nor that of a row.
     pub(super) fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        shapes::add(x, y)?;
         let (count, period) = (x.count(), y.count());
-        if count == 0 {
-            return Ok(());
-        }
-        if period == 0 || !count.is_multiple_of(period) {
-            return Err(Error::shape_mismatch("add", x, y));
-        }
         let mut call = self.call(Source::Rows(x.dtype(), y.dtype()), "add");
         call.write(x)?.read(y)?.value(count as u64).value(period as u64);
         // SAFETY: the kernel reads and writes `count` elements of `x` and reads `period` elements of `y`, which is their whole
-        // length.
+        // length and, unless both are empty, not zero.
         unsafe { call.launch_over(count) }
     }
 
@@ -163,38 +158,20 @@ impl Kernels {
         unsafe { call.launch([rows, 1], threads) }
     }
 
-    /// Copies columns of `x`.
+    /// Copies columns of blocks `[blocks, rows, width]` that lie side by side. A matrix is one block.
     ///
     /// # Errors
-    /// Returns an error if `x` does not have them.
-    pub(super) fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        shapes::slice_columns(x, &columns)?;
-        let mut y = self.scratch(&[x.rows(), columns.len()], x.dtype())?;
-        let count = y.count();
-        let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "slice_columns");
-        call.read(x)?.write(&mut y)?.value(count as u64).value(to_u32("columns", x.columns())?);
-        call.value(to_u32("columns", columns.start)?).value(to_u32("columns", columns.len())?);
-        // SAFETY: the kernel writes all elements of `y`, and reads for each one of the same row of `x`, within its columns.
-        unsafe { call.launch_over(count) }?;
-        Ok(y)
-    }
-
-    /// Concatenates blocks `[blocks, rows, width]` by columns, and keeps the first columns of each row.
-    ///
-    /// # Errors
-    /// Returns an error if the blocks have fewer columns.
-    pub(super) fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
-        if count == 1 && keep == width {
-            return blocks.reshape(&[rows, width]);
-        }
-        let mut y = self.scratch(&[rows, keep], blocks.dtype())?;
+    /// Returns an error if the blocks do not have them.
+    pub(super) fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        let [rows, width] = shapes::select_columns(blocks, &columns)?;
+        let mut y = self.scratch(&[rows, columns.len()], blocks.dtype())?;
         let elements = y.count();
-        let mut call = self.call(Source::Rows(blocks.dtype(), blocks.dtype()), "concat_columns");
-        call.read(&blocks)?.write(&mut y)?.value(elements as u64).value(to_u32("rows", rows)?);
-        call.value(to_u32("columns", width)?).value(to_u32("columns", keep)?);
-        // SAFETY: the kernel writes all elements of `y`, and reads for each one of the blocks': a row below `rows`, and a column below
-        // `keep`, which the blocks have.
+        let mut call = self.call(Source::Rows(blocks.dtype(), blocks.dtype()), "select_columns");
+        call.read(blocks)?.write(&mut y)?.value(elements as u64).value(to_u32("rows", rows)?);
+        call.value(to_u32("columns", width)?).value(to_u32("columns", columns.start)?);
+        call.value(to_u32("columns", columns.len())?);
+        // SAFETY: the kernel writes all elements of `y`, and reads for each one of the blocks': a row below `rows`, and one of the
+        // columns, which the blocks have.
         unsafe { call.launch_over(elements) }?;
         Ok(y)
     }

@@ -111,7 +111,10 @@ fn to_json(value: Value, Rest(positional): Rest<Value>, named: Kwargs) -> Result
     };
     let style = python_json::Style { indent, separators, ensure_ascii: is_set(ensure_ascii) };
     let text = if is_set(sort_keys) {
-        serde_json::to_value(&value).and_then(|value| python_json::text(&python_json::sorted(value), style))
+        serde_json::to_value(&value).and_then(|mut value| {
+            value.sort_all_objects();
+            python_json::text(&value, style)
+        })
     } else {
         python_json::text(&value, style)
     };

@@ -51,16 +51,6 @@ impl Compute for Scant {
         self.host.batch(tokens, slots, rotary)
     }
 
-    fn update_batch(
-        &self,
-        batch: &mut Batch,
-        tokens: &[u32],
-        slots: &SlotMapping,
-        rotary: &Rotary,
-    ) -> Result<()> {
-        self.host.update_batch(batch, tokens, slots, rotary)
-    }
-
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         self.host.linear(x, weight, bias, out)
     }
@@ -85,12 +75,8 @@ impl Compute for Scant {
         self.host.attention(qkv, call, cache)
     }
 
-    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        self.host.slice_columns(x, columns)
-    }
-
-    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        self.host.concat_columns(blocks, keep)
+    fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.host.select_columns(blocks, columns)
     }
 }
 

@@ -93,23 +93,14 @@ extern "C" __global__ void swiglu(const ELEMENT* x, ELEMENT* __restrict__ out, u
     }
 }
 
-// `kept` columns of each of x's rows, which are `columns` long, from the first given on.
-extern "C" __global__ void slice_columns(
-    const ELEMENT* x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
-) {
-    wait_for_previous();
-    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
-    for (u64 i = thread; i < count; i += threads) out[i] = x[i / kept * columns + first + i % kept];
-}
-
-// Blocks of `width` columns side by side: [blocks, rows, width] becomes [rows, kept].
-extern "C" __global__ void concat_columns(
-    const ELEMENT* blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
+// `kept` columns from `first` on of blocks side by side: [blocks, rows, width] becomes [rows, kept].
+extern "C" __global__ void select_columns(
+    const ELEMENT* blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 first, u32 kept
 ) {
     wait_for_previous();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     for (u64 i = thread; i < count; i += threads) {
-        u64 row = i / kept, column = i % kept;
+        u64 row = i / kept, column = first + i % kept;
         out[i] = blocks[(column / width * rows + row) * width + column % width];
     }
 }
