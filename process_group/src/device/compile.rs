@@ -201,20 +201,18 @@ impl Drop for Program<'_> {
     }
 }
 
-impl Program<'_> {
-    /// Calls a pair of functions: the first returns the length, the second the content, for which there is that much room.
-    fn content(
-        &self,
-        call: &str,
-        size: impl Fn(nvrtcProgram, *mut usize) -> i32,
-        get: impl Fn(nvrtcProgram, *mut c_char) -> i32,
-    ) -> Result<Vec<u8>, DeviceError> {
+/// Calls a pair of functions: the first returns the length of something of a program, the second its content.
+macro_rules! content {
+    ($program:ident, $call:literal, $size:ident, $get:ident) => {{
+        let (nvrtc, handle) = ($program.nvrtc, $program.handle);
         let mut length = 0;
-        check(self.nvrtc, call, size(self.handle, &raw mut length))?;
+        // SAFETY: the program lives, the pointer is to a live integer.
+        check(nvrtc, $call, unsafe { foreign!(nvrtc, nvrtc.$size(handle, &raw mut length)) })?;
         let mut bytes = vec![0u8; length];
-        check(self.nvrtc, call, get(self.handle, bytes.as_mut_ptr().cast()))?;
-        Ok(bytes)
-    }
+        // SAFETY: the program lives, and there is as much room as the library asked for.
+        check(nvrtc, $call, unsafe { foreign!(nvrtc, nvrtc.$get(handle, bytes.as_mut_ptr().cast())) })?;
+        bytes
+    }};
 }
 
 fn compile(
@@ -251,17 +249,7 @@ fn compile(
         foreign!(nvrtc, nvrtc.nvrtcCompileProgram(program.handle, pointers.len() as i32, pointers.as_ptr()))
     };
     if code != 0 {
-        let log = program.content(
-            "nvrtcGetProgramLog",
-            |p, length| {
-                // SAFETY: the program lives, the pointer is to a live integer.
-                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetProgramLogSize(p, length)) }
-            },
-            |p, bytes| {
-                // SAFETY: the program lives, the array is as long as the library asked for.
-                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetProgramLog(p, bytes)) }
-            },
-        )?;
+        let log = content!(program, "nvrtcGetProgramLog", nvrtcGetProgramLogSize, nvrtcGetProgramLog);
         return Err(DeviceError::Compile {
             kernel: name.into(),
             architecture: target.option(),
@@ -269,30 +257,10 @@ fn compile(
             log: String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned(),
         });
     }
-    match target {
-        Target::Cubin(_) => program.content(
-            "nvrtcGetCUBIN",
-            |p, length| {
-                // SAFETY: the program lives, the pointer is to a live integer.
-                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetCUBINSize(p, length)) }
-            },
-            |p, bytes| {
-                // SAFETY: the program lives, the array is as long as the library asked for.
-                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetCUBIN(p, bytes)) }
-            },
-        ),
-        Target::Ptx(_) => program.content(
-            "nvrtcGetPTX",
-            |p, length| {
-                // SAFETY: the program lives, the pointer is to a live integer.
-                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetPTXSize(p, length)) }
-            },
-            |p, bytes| {
-                // SAFETY: the program lives, the array is as long as the library asked for.
-                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetPTX(p, bytes)) }
-            },
-        ),
-    }
+    Ok(match target {
+        Target::Cubin(_) => content!(program, "nvrtcGetCUBIN", nvrtcGetCUBINSize, nvrtcGetCUBIN),
+        Target::Ptx(_) => content!(program, "nvrtcGetPTX", nvrtcGetPTXSize, nvrtcGetPTX),
+    })
 }
 
 /// Compiles a source for an architecture without a GPU, to check that it compiles. Returns the machine code, or PTX for the newest

@@ -8,12 +8,15 @@ use cudarc::driver::{CudaEvent, sys};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
-use super::poll::poll;
 use super::stream::Stream;
 use super::symbols::foreign;
 
 /// Interval at which a wait without a deadline reports that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// Time for which a wait polls without pause before it begins to sleep in between.
+const SPIN: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
 
 /// A point in a stream that others can wait for and that can be timed.
 pub struct Event {
@@ -86,7 +89,21 @@ impl Event {
     /// # Errors
     /// Errors of earlier work on the GPU.
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
-        poll(deadline, || self.is_done())
+        let started = Instant::now();
+        loop {
+            if self.is_done()? {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(false);
+            }
+            if now - started < SPIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(NAP.min(deadline - now));
+            }
+        }
     }
 
     /// Returns the time from `earlier` to this event, both timed and done. The resolution is half a microsecond.

@@ -33,7 +33,6 @@ pub mod nvml;
 pub mod nvrtc;
 mod peer;
 mod pinned;
-mod poll;
 pub(crate) mod shared;
 mod slices;
 mod stream;

@@ -30,7 +30,7 @@ impl ProcessGroup {
         dtype: DType,
         total: usize,
     ) -> Result<CallFingerprint> {
-        self.check_root(operation)?;
+        self.check_ranks(operation)?;
         let chunks = if operation.is_chunked() { self.world_size() } else { 1 };
         Ok(CallFingerprint { operation, dtype, count: self.chunk(operation, "buffer", total, chunks)? })
     }
@@ -99,14 +99,14 @@ impl ProcessGroup {
         let Some((dtype, count)) = read.or(written) else {
             return Err(Error::invalid(format!("{operation} needs a buffer")));
         };
-        self.check_root(operation)?;
+        self.check_ranks(operation)?;
         Ok(CallFingerprint { operation, dtype, count })
     }
 
     /// Returns the fingerprint of a message in `view`.
     pub(super) fn message(&self, operation: Operation, view: View<'_>) -> Result<CallFingerprint> {
         self.check_memory(operation, view.memory())?;
-        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = operation {
+        if let Some(peer) = operation.peer() {
             self.check_rank(operation, peer)?;
             if peer == self.info.rank {
                 return Err(Error::invalid(format!(
@@ -150,16 +150,9 @@ impl ProcessGroup {
         )))
     }
 
-    fn check_root(&self, operation: Operation) -> Result<()> {
-        operation.root().map_or(Ok(()), |root| self.check_rank(operation, root))
-    }
-
     /// Checks that the root or the peer is in the group.
     pub(super) fn check_ranks(&self, operation: Operation) -> Result<()> {
-        match operation {
-            Operation::Send { to: peer } | Operation::Recv { from: peer } => self.check_rank(operation, peer),
-            _ => self.check_root(operation),
-        }
+        operation.root().or(operation.peer()).map_or(Ok(()), |rank| self.check_rank(operation, rank))
     }
 
     pub(super) fn check_rank(&self, operation: Operation, rank: Rank) -> Result<()> {

@@ -10,15 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::types::operation::{CallFingerprint, Operation};
 use crate::types::rank::Rank;
 
-/// Returns the one rank that a point-to-point call waits for.
-pub(super) fn peer(fingerprint: &CallFingerprint) -> Option<Rank> {
-    match fingerprint.operation {
-        Operation::Send { to } => Some(to),
-        Operation::Recv { from } => Some(from),
-        _ => None,
-    }
-}
-
 /// The members that messages go to and come from, by position. In groups of more than 64, several members share a bit, so a set
 /// that contains one of them seems to contain all.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

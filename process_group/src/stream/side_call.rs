@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::messages::peer;
 use super::watchdog::Watchdog;
 use crate::device::{Event, Stream};
 use crate::error::Result;
@@ -45,7 +44,7 @@ impl StreamWork for SideCall {
         let Self { watchdog, done, fingerprint, sequence, .. } = self;
         let group = &watchdog.status().members.group;
         let what = || format!("call {sequence} of group `{group}`, {fingerprint},");
-        watchdog.wait(what, peer(fingerprint), self.deadline, || Ok(done.is_done()?))
+        watchdog.wait(what, fingerprint.operation.peer(), self.deadline, || Ok(done.is_done()?))
     }
 
     fn check(&self) -> Result<()> {

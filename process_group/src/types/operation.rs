@@ -136,6 +136,14 @@ impl Operation {
         }
     }
 
+    /// Returns the other rank of a message.
+    pub(crate) const fn peer(self) -> Option<Rank> {
+        match self {
+            Self::Send { to: peer } | Self::Recv { from: peer } => Some(peer),
+            _ => None,
+        }
+    }
+
     /// Returns true if the whole array is one chunk per rank: its length is `chunk × world size`.
     pub const fn is_chunked(self) -> bool {
         matches!(

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use super::Run;
 use crate::error::Error;
 use crate::link::mesh::Peer;
-use crate::types::operation::Operation;
 use crate::types::rank::Rank;
 
 /// Time for which a rank whose deadline has passed waits for the other ranks to report their position.
@@ -43,7 +42,7 @@ impl Run<'_> {
 
     /// Called after the deadline: asks all peers for their position. Returns those that do not answer.
     pub(super) fn missing(&mut self) -> Vec<Rank> {
-        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.fingerprint.operation {
+        if let Some(peer) = self.fingerprint.operation.peer() {
             let peer = Peer::new(peer.index(), self.context.rank.index());
             return peer.map(|peer| self.name(peer)).into_iter().collect();
         }

@@ -7,7 +7,6 @@ use crate::error::Error;
 use crate::link::mesh::{Liveness, Peer, Pulse};
 use crate::membership::roster::Member;
 use crate::types::blame;
-use crate::types::operation::Operation;
 use crate::types::rank::Rank;
 
 /// Time that a rank waits in a call before it checks whether its peers respond.
@@ -63,11 +62,9 @@ impl Run<'_> {
 
     /// Returns the peers, those that this rank waits for first.
     fn watched(&self, liveness: &Liveness) -> Vec<Watched> {
-        let mut peers: Vec<Peer> = match self.fingerprint.operation {
-            Operation::Send { to: peer } | Operation::Recv { from: peer } => {
-                Peer::new(peer.index(), self.context.rank.index()).into_iter().collect()
-            }
-            _ => self.links.ids().collect(),
+        let mut peers: Vec<Peer> = match self.fingerprint.operation.peer() {
+            Some(peer) => Peer::new(peer.index(), self.context.rank.index()).into_iter().collect(),
+            None => self.links.ids().collect(),
         };
         peers.sort_by_key(|peer| !self.waits_for(*peer));
         let watched = peers.into_iter().filter_map(|peer| {

@@ -135,20 +135,20 @@ impl NcclComm {
         let key = members.position as u32;
         match init {
             CommInit::Split(parent, ..) if members.all.len() == 1 => {
-                self.split(parent, (Kind::Bootstrap, Kind::Abort), None, deadline)?;
+                self.split(parent, Kind::Abort, None, deadline)?;
                 return Ok(None);
             }
             CommInit::Id(_) if members.all.len() == 1 => return Ok(None),
             CommInit::Id(store) => {
                 self.make_bootstrap(self.unique_id(*store, deadline)?, deadline)?;
-                self.split(self, (Kind::Bootstrap, Kind::Abort), Some((0, key)), deadline)?;
+                self.split(self, Kind::Abort, Some((0, key)), deadline)?;
             }
             CommInit::Split(parent, colour, key) => {
-                self.split(parent, (Kind::Bootstrap, Kind::Abort), Some((*colour, *key)), deadline)?;
+                self.split(parent, Kind::Abort, Some((*colour, *key)), deadline)?;
             }
         }
         let parents = started.elapsed();
-        self.split(self, (Kind::Abort, Kind::Launch), Some((0, key)), deadline)?;
+        self.split(self, Kind::Launch, Some((0, key)), deadline)?;
         let all = started.elapsed();
         tracing::debug!(group = members.group, ?parents, ?all, "NCCL has made the communicators");
         Ok(*lock(&self.launch))
@@ -209,28 +209,21 @@ impl NcclComm {
         outcome
     }
 
-    /// Splits a communicator off the bootstrap or the abort communicator of `parent`, together with all its members. Members with
-    /// the same colour form a communicator, in the order of the key that follows it. A rank without a colour takes part and gets
-    /// none.
-    fn split(
-        &self,
-        parent: &Self,
-        (from, to): (Kind, Kind),
-        part: Option<(u32, u32)>,
-        deadline: Instant,
-    ) -> Result<()> {
+    /// Splits the communicator of this kind off its parent's: that for calls off the abort communicator, this one off the bootstrap
+    /// communicator. All members of the parent take part. Those with the same colour form a communicator, in the order of the key that
+    /// follows it. A rank without a colour gets none.
+    fn split(&self, parent: &Self, kind: Kind, part: Option<(u32, u32)>, deadline: Instant) -> Result<()> {
         parent.device.bind()?;
         let parents = lock(&parent.parents);
-        let of = match from {
-            Kind::Bootstrap => parents.bootstrap,
-            Kind::Abort => parents.abort,
-            Kind::Launch => None,
+        let of = match kind {
+            Kind::Launch => parents.abort,
+            _ => parents.bootstrap,
         };
         let Some(of) = of else {
             parent.status.check()?;
             return Err(Error::Transport("a communicator was to be split off one that is gone".into()));
         };
-        let (slot, mut config) = (HandleSlot::new(), config(to));
+        let (slot, mut config) = (HandleSlot::new(), config(kind));
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
         // SAFETY: the parent lives while it is locked; config and slot as for the bootstrap communicator.
         let code = unsafe {
@@ -252,11 +245,10 @@ impl NcclComm {
         }
         drop(parents);
         let handle = slot.now();
-        match to {
+        match kind {
             _ if part.is_none() => {}
-            Kind::Bootstrap => lock(&self.parents).bootstrap = Some(handle),
-            Kind::Abort => lock(&self.parents).abort = Some(handle),
             Kind::Launch => *lock(&self.launch) = Some(handle),
+            _ => lock(&self.parents).abort = Some(handle),
         }
         Ok(())
     }

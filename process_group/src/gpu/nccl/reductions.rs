@@ -88,9 +88,6 @@ pub(super) struct Elements {
 }
 
 fn divide(device: &Device, stream: &Stream, x: Elements, ranks: usize) -> Result<()> {
-    if x.count == 0 {
-        return Ok(());
-    }
     let kernel = kernel(device, x.dtype, false, "divide")?;
     let (count, ranks) = (x.count as u64, ranks as u32);
     // SAFETY: the kernel takes an address, a 64-bit and a 32-bit number; the elements are a call's output.
@@ -105,9 +102,6 @@ pub(super) fn to_keys(
     keys: Address,
     smallest: bool,
 ) -> Result<()> {
-    if from.count == 0 {
-        return Ok(());
-    }
     let kernel = kernel(device, from.dtype, smallest, "to_keys")?;
     let count = from.count as u64;
     // SAFETY: two addresses and a 64-bit number; the keys' memory is scratch of that many keys.
@@ -116,9 +110,6 @@ pub(super) fn to_keys(
 }
 
 fn from_keys(device: &Device, stream: &Stream, keys: Address, to: Elements, smallest: bool) -> Result<()> {
-    if to.count == 0 {
-        return Ok(());
-    }
     let kernel = kernel(device, to.dtype, smallest, "from_keys")?;
     let count = to.count as u64;
     // SAFETY: as above, in the other direction; the elements are a call's output.

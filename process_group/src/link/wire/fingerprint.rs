@@ -45,11 +45,7 @@ fn operation(number: u8, op: ReduceOp, root: Rank) -> Option<Operation> {
 
 pub(crate) fn pack(fingerprint: &CallFingerprint) -> [u8; BYTES] {
     let CallFingerprint { operation, dtype, count } = *fingerprint;
-    let root = match operation {
-        Operation::Send { to } => to,
-        Operation::Recv { from } => from,
-        other => other.root().unwrap_or_default(),
-    };
+    let root = operation.root().or(operation.peer()).unwrap_or_default();
     let op = operation.reduce_op().unwrap_or(ReduceOp::Sum);
     let mut bytes = [0; BYTES];
     bytes[..3].copy_from_slice(&[number(operation), op as u8, dtype as u8]);

@@ -164,12 +164,7 @@ impl Watchdog {
         }
     }
 
-    /// Ends the group, in good order unless it has failed.
-    pub(crate) fn close(&self) {
-        self.close_when(|| Ok(true));
-    }
-
-    /// As [`close`](Self::close), once `is_done` reports that its kernels are done.
+    /// Ends the group, in good order unless it has failed, once `is_done` reports that its kernels are done.
     pub(crate) fn close_when(&self, is_done: impl FnMut() -> Result<bool>) {
         let Some(thread) = lock(&self.thread).take() else { return };
         // The other members must still learn of a failure that the watchdog has not handled, which then ends the group.
@@ -194,6 +189,6 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.close();
+        self.close_when(|| Ok(true));
     }
 }

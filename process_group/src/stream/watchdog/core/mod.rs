@@ -22,7 +22,7 @@ use crate::stream::capture::GraphCalls;
 use crate::stream::control_mesh::PeerEvent;
 use crate::stream::control_message::{ControlMessage, MAX_CALLS};
 use crate::stream::desync::{DesyncDetector, Finding, Verdict};
-use crate::stream::messages::{MessageCounts, PeerSet, UnmatchedMessage, peer};
+use crate::stream::messages::{MessageCounts, PeerSet, UnmatchedMessage};
 use crate::stream::pending::{PendingCall, PendingCalls};
 use crate::types::blame;
 use crate::types::operation::CallFingerprint;
@@ -457,12 +457,26 @@ impl Core {
             let sequence = self.log.head().sequence;
             let what = self.words(entry.call, sequence) + " inside the library,";
             let waited = now.saturating_duration_since(entry.since);
-            return self.expire(now, what, waited, sequence, entry.call.as_ref().and_then(peer), out);
+            return self.expire(
+                now,
+                what,
+                waited,
+                sequence,
+                entry.call.as_ref().and_then(|call| call.operation.peer()),
+                out,
+            );
         }
         if let Some(first) = self.oldest().filter(|first| now >= first.deadline) {
             let PendingCall { call, sequence, collectives, enqueued, .. } = self.waited_for(first, now);
             let (what, waited) = (self.words(call, sequence), now.saturating_duration_since(enqueued));
-            return self.expire(now, what, waited, collectives, call.as_ref().and_then(peer), out);
+            return self.expire(
+                now,
+                what,
+                waited,
+                collectives,
+                call.as_ref().and_then(|call| call.operation.peer()),
+                out,
+            );
         }
         // While the caller is inside the library, its call may not be enqueued yet: a mark would be placed before it.
         if !self.is_inside(self.exits)
