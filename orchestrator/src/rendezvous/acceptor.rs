@@ -1,20 +1,26 @@
-//! Accepts connections to the rendezvous, authenticates each, and bounds their number.
+//! Accepts connections to the rendezvous, authenticates and serves each, and bounds their number.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use ryzanstein_config::RendezvousConfig;
-use ryzanstein_process_group::security::{self, Handshake, Protocol, Secured, Security};
+use ryzanstein_process_group::security::{self, Handshake, Protocol, Security};
 use ryzanstein_process_group::{AdmissionToken, HalfOpen, Secret};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::Connected;
+use tokio::net::TcpListener;
+use tower::ServiceBuilder;
+use tower::util::MapResponseLayer;
+
+use super::roster_body;
+use super::server::RendezvousService;
+
+/// Maximum number of concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
+const REQUESTS_A_CONNECTION: u32 = 256;
+/// HTTP/2 keep-alive: a peer silent for this long is pinged, and dropped if it stays silent as long again.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Counters of the acceptor.
 #[derive(Debug, Default)]
@@ -56,7 +62,7 @@ pub(super) struct Acceptor {
     handshake_timeout: Duration,
     most: usize,
     counts: Arc<ConnectionCounts>,
-    admitted: mpsc::Sender<io::Result<AuthenticatedStream>>,
+    service: RendezvousService,
 }
 
 impl Acceptor {
@@ -65,26 +71,30 @@ impl Acceptor {
         security: Security,
         config: &RendezvousConfig,
         counts: Arc<ConnectionCounts>,
-    ) -> (Self, ReceiverStream<io::Result<AuthenticatedStream>>) {
-        let (admitted, incoming) = mpsc::channel(64);
-        let acceptor = Self {
+        service: RendezvousService,
+    ) -> Self {
+        Self {
             handshake: Handshake { protocol: Protocol::Control, secret, security },
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
             counts,
-            admitted,
-        };
-        (acceptor, ReceiverStream::new(incoming))
-    }
-
-    fn counts(&self) -> Arc<ConnectionCounts> {
-        Arc::clone(&self.counts)
+            service,
+        }
     }
 
     /// Accepts connections for ever. Connections that have not proved the secret have a separate bound, and a new one evicts
     /// the oldest: a rank of the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
         let mut half_open = HalfOpen::at_most(self.most);
+        let mut http = http2::Builder::new(TokioExecutor::new());
+        http.timer(TokioTimer::new())
+            .max_concurrent_streams(REQUESTS_A_CONNECTION)
+            .max_header_list_size(8 << 10)
+            .keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE);
+        let service =
+            ServiceBuilder::new().layer(MapResponseLayer::new(roster_body::attach)).service(self.service);
+        let service = TowerToHyperService::new(service);
         loop {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -100,9 +110,9 @@ impl Acceptor {
                 self.counts.refuse(peer, "full", &"rendezvous.max_connections is reached");
                 continue;
             }
-            let counts = self.counts();
+            let counts = Arc::clone(&self.counts);
             let (handshake, wait) = (self.handshake.clone(), self.handshake_timeout);
-            let (admitted, admission) = (self.admitted.clone(), AdmissionToken::default());
+            let (http, service, admission) = (http.clone(), service.clone(), AdmissionToken::default());
             let own = admission.clone();
             let task = tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
@@ -118,8 +128,10 @@ impl Acceptor {
                     // Somebody looks whether the port is open.
                     Ok(Ok(None)) => {}
                     Ok(Ok(Some(stream))) => {
-                        counts.connections.fetch_add(1, Ordering::Relaxed);
-                        let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
+                        let _open = Open::count(&counts);
+                        if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+                            tracing::debug!(%peer, %error, "a connection to the rendezvous ended");
+                        }
                     }
                     Ok(Err(error)) => {
                         if error.is_of_a_member() {
@@ -137,56 +149,18 @@ impl Acceptor {
     }
 }
 
-/// A connection that has proved that it knows the secret.
-pub(super) struct AuthenticatedStream {
-    stream: Secured<TcpStream>,
-    counts: Arc<ConnectionCounts>,
+/// A connection that has proved that it knows the secret, counted until it ends.
+struct Open(Arc<ConnectionCounts>);
+
+impl Open {
+    fn count(counts: &Arc<ConnectionCounts>) -> Self {
+        counts.connections.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(counts))
+    }
 }
 
-impl Drop for AuthenticatedStream {
+impl Drop for Open {
     fn drop(&mut self) {
-        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Connected for AuthenticatedStream {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for AuthenticatedStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for AuthenticatedStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }

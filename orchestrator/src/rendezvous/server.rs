@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use ryzanstein_config::RendezvousConfig;
@@ -21,11 +21,6 @@ use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
 use crate::status::wire as wire_status;
 use ryzanstein_process_group::RuntimeThread;
-
-/// Maximum number of concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
-const REQUESTS_A_CONNECTION: u32 = 256;
-/// HTTP/2 keep-alive: a peer silent for this long is pinged, and dropped if it stays silent as long again.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Maximum length in bytes of the report of a heartbeat that is kept: one of 64 groups with long names.
 const LONGEST_REPORT: usize = 64 << 10;
@@ -82,25 +77,10 @@ impl Server {
             let _context = runtime.handle().enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let (acceptor, incoming) = Acceptor::new(secret, security, config, counts);
-        runtime.handle().spawn(acceptor.run(listener));
-        runtime.handle().spawn(Arc::clone(&shared).run_timer());
         let service = ControlServer::new(Service(Arc::clone(&shared)))
             .max_decoding_message_size(usize::try_from(config.max_message.get()).unwrap_or(usize::MAX));
-        runtime.handle().spawn(async move {
-            let served = tonic::transport::Server::builder()
-                .max_concurrent_streams(REQUESTS_A_CONNECTION)
-                .http2_max_header_list_size(8 << 10)
-                .http2_keepalive_interval(Some(KEEP_ALIVE))
-                .http2_keepalive_timeout(Some(KEEP_ALIVE))
-                .layer(tower::util::MapResponseLayer::new(roster_body::attach))
-                .add_service(service)
-                .serve_with_incoming(incoming)
-                .await;
-            if let Err(error) = served {
-                tracing::error!(%error, "the rendezvous ended");
-            }
-        });
+        runtime.handle().spawn(Acceptor::new(secret, security, config, counts, service).run(listener));
+        runtime.handle().spawn(Arc::clone(&shared).run_timer());
         Ok(Self { shared, address, _runtime: runtime })
     }
 
@@ -304,7 +284,10 @@ impl Drop for PendingRequest<'_> {
     }
 }
 
-struct Service(Arc<Shared>);
+pub(super) struct Service(Arc<Shared>);
+
+/// The gRPC service of the rendezvous.
+pub(super) type RendezvousService = ControlServer<Service>;
 
 fn done(answer: Result<Reply, Refusal>) -> Response<wire::Done> {
     Response::new(wire::Done { refusal: answer.err().map(Into::into) })
