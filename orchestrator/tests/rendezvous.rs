@@ -10,11 +10,11 @@ use ryzanstein_config::{
 };
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::rendezvous::{Client, Environment, Identity, Server, connect, listen};
-use ryzanstein_orchestrator::status::wire::{Group, Report};
+use ryzanstein_orchestrator::status::wire::Report;
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
-    BackendKind, Candidate, Capability, Cpus, Epoch, Error, Membership, Rank, ReduceOp, Rendezvous, Secret,
-    store,
+    BackendKind, Candidate, Capability, Cpus, Epoch, Error, GroupActivity, Membership, Rank, ReduceOp,
+    Rendezvous, Secret, store,
 };
 
 fn within(seconds: u64) -> Instant {
@@ -518,7 +518,7 @@ fn the_last_heartbeat_of_each_rank_is_kept_if_it_is_in_the_epoch_and_not_too_lon
     let report = |resident_bytes| Report { resident_bytes: Some(resident_bytes), ..Report::default() };
     client.beat(&report(1)).expect("kept");
     client.beat(&report(2)).expect("kept");
-    let endless = Group { name: "x".repeat(65 << 10), ..Group::default() };
+    let endless = GroupActivity { name: "x".repeat(65 << 10), ..GroupActivity::default() };
     let why = refused(client.beat(&Report { groups: vec![endless], ..Report::default() }));
     assert!(why.contains("at most 65536 are kept"), "{why}");
     let beats = job.server.beats();

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::nvml::{GpuHealth, GpuSample, Nvml};
+use ryzanstein_process_group::units;
 
 use crate::status::wire;
 
@@ -68,18 +69,7 @@ fn gpu(uuid: &str, age: Duration, health: GpuHealth) -> wire::Gpu {
         // A lost GPU stays lost.
         GpuHealth::Lost => (true, GpuSample::default()),
     };
-    wire::Gpu {
-        uuid: uuid.to_owned(),
-        lost,
-        utilization: sample.utilization,
-        memory_used_bytes: sample.memory_used,
-        memory_total_bytes: sample.memory_total,
-        temperature: sample.temperature,
-        throttled_by: sample.throttled_by,
-        ecc_corrected: sample.ecc_corrected,
-        ecc_uncorrected: sample.ecc_uncorrected,
-        age_s: wire::seconds(age),
-    }
+    wire::Gpu { uuid: uuid.to_owned(), lost, sample, age_s: units::seconds(age) }
 }
 
 #[cfg(test)]
@@ -91,16 +81,15 @@ mod tests {
         let lost = gpu("GPU-1", Duration::from_secs(2), GpuHealth::Lost);
         assert_eq!(lost, wire::Gpu { uuid: "GPU-1".into(), lost: true, age_s: 2.0, ..wire::Gpu::default() });
         let sample = GpuSample { temperature: Some(61), ..GpuSample::default() };
-        let quiet = gpu("GPU-1", Duration::ZERO, GpuHealth::Present(sample));
-        assert_eq!((quiet.lost, quiet.temperature, quiet.memory_used_bytes), (false, Some(61), None));
-        assert_eq!((quiet.utilization, quiet.throttled_by), (None, None));
+        let quiet = gpu("GPU-1", Duration::ZERO, GpuHealth::Present(sample.clone()));
+        assert_eq!((quiet.lost, quiet.sample), (false, sample));
     }
 
     #[test]
     fn the_figures_of_a_driver_that_does_not_answer_are_forgotten_and_a_lost_gpu_stays_lost() {
         let sample = || GpuHealth::Present(GpuSample { temperature: Some(61), ..GpuSample::default() });
         let [fresh, stale] = [STALE, STALE + INTERVAL];
-        assert_eq!(gpu("GPU-1", fresh, sample()).temperature, Some(61));
+        assert_eq!(gpu("GPU-1", fresh, sample()).sample.temperature, Some(61));
         let unknown = wire::Gpu { uuid: "GPU-1".into(), age_s: 6.0, ..wire::Gpu::default() };
         assert_eq!(gpu("GPU-1", stale, sample()), unknown);
         assert!(gpu("GPU-1", stale, GpuHealth::Lost).lost);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ryzanstein_process_group::device::{Device, MemoryUse, MemoryWatch};
-use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, RecentLatency};
+use ryzanstein_process_group::{FlightRecorder, GroupActivity};
 
 use super::gpu::Sampler;
 use crate::metric_names as names;
@@ -32,7 +32,7 @@ impl Source {
     pub(super) fn report(&mut self) -> wire::Report {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let report = wire::Report {
-            groups: shown(&self.flight.activity()),
+            groups: shown(self.flight.activity()),
             resident_bytes: resident_bytes(&status),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
             gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),
@@ -44,47 +44,20 @@ impl Source {
 }
 
 /// Returns `world`, the group of all ranks, and the newest others, in the order in which they were made.
-fn shown(groups: &[GroupActivity]) -> Vec<wire::Group> {
-    let (world, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.name == "world");
-    let (mut bytes, mut shown) = (0, Vec::new());
+fn shown(groups: Vec<GroupActivity>) -> Vec<GroupActivity> {
+    let (world, others): (Vec<_>, Vec<_>) = groups.into_iter().partition(|group| group.name == "world");
+    let (worlds, mut bytes, mut shown) = (world.len(), 0, Vec::new());
     // Names list members, so those of large groups are long. A report longer than the launcher's limit would be refused.
-    for group in world.iter().chain(others.iter().rev()).copied().map(group).take(MOST_GROUPS) {
+    for group in world.into_iter().chain(others.into_iter().rev()).take(MOST_GROUPS) {
         bytes += serde_json::to_vec(&group).map_or(0, |json| json.len());
         if bytes > MOST_BYTES {
             break;
         }
         shown.push(group);
     }
-    let newest = world.len().min(shown.len());
+    let newest = worlds.min(shown.len());
     shown[newest..].reverse();
     shown
-}
-
-fn group(activity: &GroupActivity) -> wire::Group {
-    wire::Group {
-        name: activity.name.clone(),
-        size: activity.size as u32,
-        failed: activity.failed,
-        begun: activity.begun,
-        operation: activity.operation.map(|operation| operation.name().to_owned()),
-        ended: activity.ended,
-        current: activity.current.map(current),
-        calls: activity.calls,
-        recent: activity.recent.map(latency),
-    }
-}
-
-fn current(call: CurrentCall) -> wire::CurrentCall {
-    wire::CurrentCall {
-        number: call.number,
-        operation: call.operation.name().to_owned(),
-        is_message: call.operation.is_point_to_point(),
-        elapsed_s: wire::seconds(call.elapsed),
-    }
-}
-
-fn latency(recent: RecentLatency) -> wire::Latency {
-    wire::Latency { calls: recent.calls as u32, median_us: recent.median_us, p99_us: recent.p99_us }
 }
 
 fn gpu_memory(memory: MemoryUse) -> wire::GpuMemory {
@@ -129,8 +102,8 @@ fn measure(report: &wire::Report, gauges: &mut Gauges) {
         set(names::GPU_LIMIT_BYTES, Some(memory.limit_bytes as f64));
         set(names::GPU_FRAGMENTATION, memory.fragmentation);
     }
-    let Some(gpu) = &report.gpu else { return };
-    set(names::GPU_LOST, Some(f64::from(u8::from(gpu.lost))));
+    let Some(wire::Gpu { lost, sample: gpu, .. }) = &report.gpu else { return };
+    set(names::GPU_LOST, Some(f64::from(u8::from(*lost))));
     set(names::GPU_UTILIZATION, gpu.utilization.map(|percent| f64::from(percent) / 100.0));
     set(names::GPU_TEMPERATURE, gpu.temperature.map(f64::from));
     set(names::GPU_DEVICE_USED_BYTES, gpu.memory_used_bytes.map(|bytes| bytes as f64));
@@ -146,30 +119,20 @@ mod tests {
 
     #[test]
     fn of_too_many_groups_world_and_the_newest_are_shown() {
-        let activity = |name: String| GroupActivity {
-            name,
-            size: 2,
-            failed: false,
-            begun: Some(1),
-            operation: None,
-            ended: Some(1),
-            current: None,
-            calls: 1,
-            recent: None,
-        };
+        let activity = |name: String| GroupActivity { name, ..GroupActivity::default() };
         let named = |names: &[String]| names.iter().cloned().map(activity).collect::<Vec<_>>();
         let names: Vec<String> =
             ["world".to_owned()].into_iter().chain((0..100).map(|i| format!("g{i}"))).collect();
-        let few: Vec<String> = shown(&named(&names[..3])).into_iter().map(|group| group.name).collect();
+        let few: Vec<String> = shown(named(&names[..3])).into_iter().map(|group| group.name).collect();
         assert_eq!(few, names[..3]);
-        let many: Vec<String> = shown(&named(&names)).into_iter().map(|group| group.name).collect();
+        let many: Vec<String> = shown(named(&names)).into_iter().map(|group| group.name).collect();
         assert_eq!(many.len(), MOST_GROUPS);
         assert_eq!((&*many[0], &*many[1], &*many[MOST_GROUPS - 1]), ("world", "g37", "g99"));
         let long: Vec<String> = ["world".to_owned()]
             .into_iter()
             .chain((0..9).map(|i| format!("{i}{}", "x".repeat(20 << 10))))
             .collect();
-        let fits: Vec<String> = shown(&named(&long)).into_iter().map(|group| group.name).collect();
+        let fits: Vec<String> = shown(named(&long)).into_iter().map(|group| group.name).collect();
         assert_eq!(fits.len(), 3);
         assert!(fits[0] == "world" && fits[1].starts_with('7') && fits[2].starts_with('8'));
     }
@@ -177,13 +140,15 @@ mod tests {
     #[test]
     #[cfg(feature = "telemetry")]
     fn a_figure_that_is_not_known_any_more_is_not_a_number_and_one_that_never_was_is_absent() {
+        use ryzanstein_process_group::nvml::GpuSample;
+
         let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
         let page = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
             let mut gauges = Gauges::default();
             let mut report = wire::Report::default();
-            let gpu = wire::Gpu { temperature: Some(61), ..wire::Gpu::default() };
-            report.gpu = Some(gpu);
+            let sample = GpuSample { temperature: Some(61), ..GpuSample::default() };
+            report.gpu = Some(wire::Gpu { sample, ..wire::Gpu::default() });
             measure(&report, &mut gauges);
             assert!(page.render().contains("ryz_gpu_temperature_celsius 61"), "{}", page.render());
             // The sample is stale.

@@ -1,6 +1,8 @@
 //! The common phrases of the launcher and `ryz status`.
 
-use super::wire::{CurrentCall, NoProgress};
+use ryzanstein_process_group::CurrentCall;
+
+use super::wire::NoProgress;
 use crate::plural;
 
 /// Formats a phrase: `it has not begun call 41 (all_reduce) of group 'world', in which 3 ranks have waited for 5 s`.

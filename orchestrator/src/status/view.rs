@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::units;
+use ryzanstein_process_group::{GroupActivity, units};
 
 use super::sentence;
-use super::wire::{Gpu, Group, Job, Rank, State};
+use super::wire::{Gpu, Job, Rank, State};
 use crate::plural;
 use crate::table::{self, Cell, Column, Screen, Tone};
 
@@ -139,21 +139,21 @@ fn gpu_cells(gpu: Option<&Gpu>) -> [Cell; 3] {
     if gpu.lost {
         return [Cell::new("lost", Tone::Bad), UNKNOWN.into(), UNKNOWN.into()];
     }
-    let memory = gpu.memory_used_bytes.zip(gpu.memory_total_bytes);
+    let memory = gpu.sample.memory_used_bytes.zip(gpu.sample.memory_total_bytes);
     [
-        or_dash(gpu.utilization.map(|percent| percent.to_string())),
+        or_dash(gpu.sample.utilization.map(|percent| percent.to_string())),
         or_dash(memory.map(|(used, total)| format!("{} of {}", bytes(used), bytes(total)))),
-        or_dash(gpu.temperature.map(|celsius| celsius.to_string())),
+        or_dash(gpu.sample.temperature.map(|celsius| celsius.to_string())),
     ]
 }
 
 /// Returns the group in a call of which a rank is; otherwise the group with the most calls.
-fn busiest(groups: &[Group]) -> Option<&Group> {
+fn busiest(groups: &[GroupActivity]) -> Option<&GroupActivity> {
     groups.iter().max_by_key(|group| (group.current.is_some(), group.calls, group.begun))
 }
 
 /// Formats the last call: `world 41 all_reduce`.
-fn last_call(group: &Group) -> String {
+fn last_call(group: &GroupActivity) -> String {
     let call = match (&group.current, group.begun, &group.operation) {
         (Some(call), ..) => format!("{} {}", call.number, call.operation),
         (None, Some(number), Some(operation)) => format!("{number} {operation}"),
@@ -250,9 +250,10 @@ pub fn json(jobs: &[Job]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ryzanstein_process_group::{CurrentCall, RecentLatency};
     use serde_json::Value;
 
-    use super::super::wire::{CurrentCall, Latency, NoProgress};
+    use super::super::wire::NoProgress;
     use super::*;
 
     fn rank(number: u32, state: State) -> Rank {
@@ -262,7 +263,7 @@ mod tests {
     fn waiting(number: u32) -> Rank {
         let current =
             CurrentCall { number: 41, operation: "all_reduce".into(), is_message: false, elapsed_s: 5.2 };
-        let group = Group {
+        let group = GroupActivity {
             name: "world".into(),
             size: 3,
             begun: Some(41),
@@ -270,8 +271,8 @@ mod tests {
             ended: Some(40),
             current: Some(current),
             calls: 40,
-            recent: Some(Latency { calls: 40, median_us: 120.0, p99_us: 900.0 }),
-            ..Group::default()
+            recent: Some(RecentLatency { calls: 40, median_us: 120.0, p99_us: 900.0 }),
+            ..GroupActivity::default()
         };
         Rank {
             groups: Some(vec![group]),

@@ -3,9 +3,9 @@
 //! A launcher sends [`Job`] to each client of its socket, as the JSON of `ryz status`. Ranks send a [`Report`] about once a second
 //! over the control plane, in JSON too, which has no infinite numbers. What is not known is `None`, never zero.
 
-use std::time::Duration;
-
 use bytes::Bytes;
+use ryzanstein_process_group::GroupActivity;
+use ryzanstein_process_group::nvml::GpuSample;
 use serde::{Deserialize, Serialize};
 
 /// The job and each of its ranks, as the launcher knows them now.
@@ -56,7 +56,7 @@ pub struct Rank {
     /// With [`State::NoProgress`]: the call that others wait in.
     pub no_progress: Option<NoProgress>,
     /// Its groups, if it reports.
-    pub groups: Option<Vec<Group>>,
+    pub groups: Option<Vec<GroupActivity>>,
     /// Resident memory of the process.
     pub resident_bytes: Option<u64>,
     /// Its GPU, if it reports one.
@@ -101,7 +101,7 @@ pub struct NoProgress {
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Its groups.
-    pub groups: Vec<Group>,
+    pub groups: Vec<GroupActivity>,
     /// Resident memory of the process.
     pub resident_bytes: Option<u64>,
     /// The GPU of this rank, if it has one.
@@ -118,53 +118,6 @@ impl Report {
     }
 }
 
-/// Activity of a rank in one of its groups. Collectives are numbered from 1.
-#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
-pub struct Group {
-    /// The group's name.
-    pub name: String,
-    /// Number of members.
-    pub size: u32,
-    /// True if it cannot be used any more.
-    pub failed: bool,
-    /// Number of the last collective begun; 0 before the first, absent where it is not recorded.
-    pub begun: Option<u64>,
-    /// The operation of that collective.
-    pub operation: Option<String>,
-    /// Number of the last collective that has returned.
-    pub ended: Option<u64>,
-    /// The oldest call that has not returned.
-    pub current: Option<CurrentCall>,
-    /// Calls since the start, messages included.
-    pub calls: u64,
-    /// Latency of the newest calls.
-    pub recent: Option<Latency>,
-}
-
-/// A call that has not returned.
-#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
-pub struct CurrentCall {
-    /// Its number.
-    pub number: u64,
-    /// Its operation.
-    pub operation: String,
-    /// True for a send or receive.
-    pub is_message: bool,
-    /// Time since its start.
-    pub elapsed_s: f64,
-}
-
-/// Of the newest calls of a group that were timed, 256 at most.
-#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
-pub struct Latency {
-    /// Number of calls.
-    pub calls: u32,
-    /// Median in microseconds.
-    pub median_us: f64,
-    /// 99th percentile in microseconds.
-    pub p99_us: f64,
-}
-
 /// NVML's report on a GPU.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Gpu {
@@ -172,20 +125,9 @@ pub struct Gpu {
     pub uuid: String,
     /// It has fallen off the bus. Nothing else is known then.
     pub lost: bool,
-    /// In percent.
-    pub utilization: Option<u32>,
-    /// By anybody.
-    pub memory_used_bytes: Option<u64>,
-    /// Its whole memory.
-    pub memory_total_bytes: Option<u64>,
-    /// In degrees Celsius.
-    pub temperature: Option<u32>,
-    /// Reasons for reduced clocks; idleness is not reported.
-    pub throttled_by: Option<Vec<String>>,
-    /// Corrected errors of its memory.
-    pub ecc_corrected: Option<u64>,
-    /// Uncorrected errors of its memory.
-    pub ecc_uncorrected: Option<u64>,
+    /// Its figures.
+    #[serde(flatten)]
+    pub sample: GpuSample,
     /// Age of all this. It grows while the driver does not answer.
     pub age_s: f64,
 }
@@ -203,13 +145,10 @@ pub struct GpuMemory {
     pub fragmentation: Option<f64>,
 }
 
-/// Returns a time in seconds, in whole milliseconds.
-pub(crate) fn seconds(time: Duration) -> f64 {
-    time.as_millis() as f64 / 1e3
-}
-
 #[cfg(test)]
 mod tests {
+    use ryzanstein_process_group::{CurrentCall, RecentLatency};
+
     use super::*;
 
     fn decode(bytes: &[u8]) -> Option<Report> {
@@ -219,19 +158,20 @@ mod tests {
     #[test]
     fn a_report_survives_the_wire_and_a_part_of_one_is_refused() {
         let current = CurrentCall { number: 41, operation: "send".into(), is_message: true, elapsed_s: 5.2 };
-        let recent = Latency { calls: 40, median_us: 120.5, p99_us: 900.0 };
-        let group = Group {
+        let recent = RecentLatency { calls: 40, median_us: 120.5, p99_us: 900.0 };
+        let group = GroupActivity {
             name: "world".into(),
             begun: Some(41),
             operation: Some("barrier".into()),
             current: Some(current),
             recent: Some(recent),
-            ..Group::default()
+            ..GroupActivity::default()
         };
-        let gpu = Gpu { throttled_by: Some(vec!["heat".into()]), age_s: 0.5, ..Gpu::default() };
+        let sample = GpuSample { throttled_by: Some(vec!["heat".into()]), ..GpuSample::default() };
+        let gpu = Gpu { sample, age_s: 0.5, ..Gpu::default() };
         let memory = GpuMemory { used_bytes: u64::MAX, fragmentation: Some(0.25), ..GpuMemory::default() };
         let report = Report {
-            groups: vec![group, Group::default()],
+            groups: vec![group, GroupActivity::default()],
             resident_bytes: Some(0),
             gpu: Some(gpu),
             gpu_memory: Some(memory),

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ryzanstein_process_group::Rank;
+use ryzanstein_process_group::{CurrentCall, GroupActivity, Rank, units};
 
-use crate::status::wire::{self, CurrentCall, Group, NoProgress, Report};
+use crate::status::wire::{NoProgress, Report};
 
 /// Time that other ranks must have waited before a rank is reported to make no progress.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -202,7 +202,7 @@ fn waits<'a>(heard: &[(Rank, &'a Heartbeat)]) -> BTreeMap<(&'a str, u64), Wait<'
     waits
 }
 
-fn in_collective(group: &Group) -> Option<(&Group, &CurrentCall)> {
+fn in_collective(group: &GroupActivity) -> Option<(&GroupActivity, &CurrentCall)> {
     let current = group.current.as_ref().filter(|current| !current.is_message && !group.failed)?;
     Some((group, current))
 }
@@ -223,7 +223,7 @@ fn missed(beat: &Heartbeat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<N
         call: wait.call,
         operation: wait.operation.to_owned(),
         waiting: wait.ranks,
-        waited_s: wire::seconds(waited),
+        waited_s: units::seconds(waited),
     })
 }
 

@@ -8,7 +8,7 @@ use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
 };
 use rustix::thread::CpuSet;
-use ryzanstein_process_group::{Epoch, Rank};
+use ryzanstein_process_group::{Epoch, Rank, units};
 use tokio::sync::oneshot;
 
 use super::affinity;
@@ -329,7 +329,7 @@ impl<'a> Supervisor<'a> {
             program: program.collect::<Vec<_>>().join(" "),
             epoch: self.core.epoch().0,
             world_size: self.job.world_size().unwrap_or_default(),
-            uptime_s: wire::seconds(now),
+            uptime_s: units::seconds(now),
             ranks: self.seen().iter().map(|(rank, seen)| self.rank_status(now, *rank, seen)).collect(),
         }
     }
@@ -353,7 +353,7 @@ impl<'a> Supervisor<'a> {
             pid,
             state,
             process_state: program.as_ref().map(|program| program.state.to_string()),
-            cpu_s: program.as_ref().map(|program| wire::seconds(program.cpu)),
+            cpu_s: program.as_ref().map(|program| units::seconds(program.cpu)),
             resident_bytes: program
                 .as_ref()
                 .map(|program| program.resident_bytes)
@@ -362,7 +362,7 @@ impl<'a> Supervisor<'a> {
             waits_in: program.filter(|program| program.state != 'R').and_then(|program| program.waits_in()),
             exit_code,
             signal,
-            heartbeat_age_s: seen.beat.as_ref().map(|beat| wire::seconds(now.saturating_sub(beat.heard))),
+            heartbeat_age_s: seen.beat.as_ref().map(|beat| units::seconds(now.saturating_sub(beat.heard))),
             no_progress: match trouble {
                 Some(Trouble::NoProgress(call, _)) if state == wire::State::NoProgress => Some(call.clone()),
                 _ => None,

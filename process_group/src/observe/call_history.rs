@@ -121,42 +121,42 @@ impl CallHistory {
 
     /// Returns the activity at `now` of the group with this name and number of members, as far as its newest calls tell it.
     pub(crate) fn activity(&self, name: &str, size: usize, now: Instant) -> GroupActivity {
-        let mut activity = GroupActivity {
+        let (mut begun, mut operation, mut ended, mut current) = (None, None, None, None);
+        let newest = self.newest.iter().rev().take(LOOKED_AT);
+        for call in newest.filter(|call| call.outcome != Outcome::Captured) {
+            let is_current = call.outcome == Outcome::InProgress;
+            if is_current {
+                current = Some(call);
+            }
+            if !call.fingerprint.operation.is_point_to_point() {
+                let last = call.number.saturating_add(call.calls).saturating_sub(1);
+                if begun.is_none() {
+                    (begun, operation) = (Some(last), Some(call.fingerprint.operation));
+                }
+                if !is_current {
+                    // Calls return in the order of their starts, so all older ones have returned.
+                    ended = Some(last);
+                    break;
+                }
+            }
+        }
+        if ended.is_none() && self.begun == self.newest.len().min(LOOKED_AT) as u64 && self.capacity > 0 {
+            (begun, ended) = (begun.or(Some(0)), Some(0));
+        }
+        let current = current.map(|call| {
+            let elapsed = now.saturating_duration_since(call.begun);
+            CurrentCall::new(call.number, call.fingerprint.operation, elapsed)
+        });
+        GroupActivity {
             name: name.to_owned(),
             size,
             failed: self.has_failed(),
-            begun: None,
-            operation: None,
-            ended: None,
-            current: None,
-            calls: 0,
-            recent: None,
-        };
-        let newest = self.newest.iter().rev().take(LOOKED_AT);
-        for call in newest.filter(|call| call.outcome != Outcome::Captured) {
-            let operation = call.fingerprint.operation;
-            let is_current = call.outcome == Outcome::InProgress;
-            if is_current {
-                let elapsed = now.saturating_duration_since(call.begun);
-                activity.current = Some(CurrentCall { number: call.number, operation, elapsed });
-            }
-            if !operation.is_point_to_point() {
-                let last = call.number.saturating_add(call.calls).saturating_sub(1);
-                if activity.begun.is_none() {
-                    (activity.begun, activity.operation) = (Some(last), Some(operation));
-                }
-                if !is_current {
-                    activity.ended = Some(last);
-                    // Calls return in the order of their starts, so all older ones have returned.
-                    return activity;
-                }
-            }
+            begun,
+            operation: operation.map(|operation| operation.name().to_owned()),
+            ended,
+            current,
+            ..GroupActivity::default()
         }
-        if self.begun == self.newest.len().min(LOOKED_AT) as u64 && self.capacity > 0 {
-            activity.begun = activity.begun.or(Some(0));
-            activity.ended = Some(0);
-        }
-        activity
     }
 }
 
@@ -261,7 +261,8 @@ mod tests {
         history.begin(&message, 7, 1, Instant::now());
         let sending = at(&history);
         assert_eq!((sending.begun, sending.ended), (Some(1), Some(1)));
-        assert_eq!(sending.current.map(|call| (call.number, call.operation)), Some((7, message.operation)));
+        let sent = sending.current.expect("a message");
+        assert_eq!((sent.number, sent.operation.as_str(), sent.is_message), (7, "send", true));
         begin(&mut history, 2);
         assert_eq!((at(&history).begun, at(&history).ended), (Some(2), Some(1)));
         assert_eq!(at(&history).current.map(|call| call.number), Some(7), "the oldest");

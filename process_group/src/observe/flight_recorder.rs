@@ -213,8 +213,8 @@ mod tests {
                 assert_eq!((blocked.fingerprint.count, blocked.calls, blocked.returned_ns), (3, 1, None));
                 let world = recorder.activity().remove(0);
                 let current = world.current.expect("a call that has not returned");
-                assert_eq!((world.begun, world.operation), (Some(current.number), Some(current.operation)));
                 assert_eq!((current.number, world.ended), (blocked.number, Some(blocked.number - 1)));
+                assert_eq!((world.begun, world.operation), (Some(current.number), Some(current.operation)));
             }
             manager.world().all_reduce(&mut [1.0f32; 3], ReduceOp::Max).unwrap();
             let world = manager.flight_recorder().record().groups.remove(0);

@@ -1,5 +1,7 @@
 //! Figures with units, in readable form.
 
+use std::time::Duration;
+
 /// Writes bytes in powers of 1000, like the targets.
 pub fn bytes(bytes: f64) -> String {
     match bytes {
@@ -17,6 +19,11 @@ pub fn time(us: f64) -> String {
         u if u >= 1e3 => format!("{} ms", short(u / 1e3)),
         u => format!("{} us", short(u)),
     }
+}
+
+/// Returns a time in seconds, in whole milliseconds.
+pub fn seconds(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1e3
 }
 
 fn short(value: f64) -> String {

@@ -6,15 +6,21 @@ fn s(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-fn at(group: &str, begun: u64) -> Group {
-    Group { name: group.into(), size: 4, begun: Some(begun), ended: Some(begun), ..Group::default() }
+fn at(group: &str, begun: u64) -> GroupActivity {
+    GroupActivity {
+        name: group.into(),
+        size: 4,
+        begun: Some(begun),
+        ended: Some(begun),
+        ..GroupActivity::default()
+    }
 }
 
 /// Returns the state of a rank in collective `call` of a group for this number of seconds.
-fn inside(group: &str, call: u64, seconds: f64) -> Group {
+fn inside(group: &str, call: u64, seconds: f64) -> GroupActivity {
     let current =
         CurrentCall { number: call, operation: "all_reduce".into(), is_message: false, elapsed_s: seconds };
-    Group { ended: Some(call - 1), current: Some(current), ..at(group, call) }
+    GroupActivity { ended: Some(call - 1), current: Some(current), ..at(group, call) }
 }
 
 /// A job with virtual time: every rank has a process, and sends heartbeats when a test says so.
@@ -38,7 +44,7 @@ impl Job {
         self.ranks.get_mut(&Rank(rank)).expect("a rank")
     }
 
-    fn beats(&mut self, now: f64, rank: u32, groups: &[Group]) {
+    fn beats(&mut self, now: f64, rank: u32, groups: &[GroupActivity]) {
         let report = Arc::new(Report { groups: groups.to_vec(), ..Report::default() });
         self.rank(rank).beat = Some(Heartbeat { heard: s(now), report });
     }
@@ -208,14 +214,14 @@ fn messages_failed_groups_and_unrecorded_calls_blame_nobody() {
     let mut job = Job::new(2);
     let mut message = inside("world", 41, 60.0);
     message.current.as_mut().expect("a call").is_message = true;
-    let failed = Group { failed: true, ..inside("world", 41, 60.0) };
+    let failed = GroupActivity { failed: true, ..inside("world", 41, 60.0) };
     for group in [message, failed] {
         job.beats(100.0, 0, &[group]);
         job.beats(100.0, 1, &[at("world", 40)]);
         assert_eq!(job.look(100.0), []);
     }
     job.beats(100.0, 0, &[inside("world", 41, 60.0)]);
-    job.beats(100.0, 1, &[Group { begun: None, ..at("world", 0) }]);
+    job.beats(100.0, 1, &[GroupActivity { begun: None, ..at("world", 0) }]);
     assert_eq!(job.look(100.0), [], "its recorder does not go back to its last collective");
     job.beats(100.0, 1, &[at("elsewhere", 3)]);
     assert_eq!(job.look(100.0), [], "it is not in that group");
@@ -227,7 +233,7 @@ fn waiting_that_ends_without_the_rank_is_no_progress_of_it() {
     job.beats(10.0, 0, &[inside("world", 41, 8.0)]);
     job.beats(10.0, 1, &[at("world", 40)]);
     assert_eq!(job.look(10.0).len(), 1);
-    job.beats(11.0, 0, &[Group { failed: true, ..at("world", 41) }]);
+    job.beats(11.0, 0, &[GroupActivity { failed: true, ..at("world", 41) }]);
     assert_eq!(job.look(11.0), [], "it has not continued");
     assert_eq!(job.watch.trouble(Rank(1)), None);
 }

@@ -3,13 +3,12 @@
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Nvml, throttles};
 
 /// The present state of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuHealth {
     /// It responds.
     Present(GpuSample),
@@ -18,17 +17,17 @@ pub enum GpuHealth {
 }
 
 /// The properties that a GPU reports at one moment. Values that it does not report are none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuSample {
     /// Share of the last sample period in which a kernel ran, in percent.
     pub utilization: Option<u32>,
-    /// Memory in use by all processes, in bytes.
-    pub memory_used: Option<u64>,
-    /// All memory, in bytes.
-    pub memory_total: Option<u64>,
+    /// Memory in use by all processes.
+    pub memory_used_bytes: Option<u64>,
+    /// All memory.
+    pub memory_total_bytes: Option<u64>,
     /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// Reasons that reduce the clocks at present.
+    /// Reasons that reduce the clocks at present. Idleness is none.
     pub throttled_by: Option<Vec<String>>,
     /// Errors since the driver was loaded that ECC corrected.
     pub ecc_corrected: Option<u64>,
@@ -74,11 +73,11 @@ impl Answers {
         if lost.into_iter().flatten().any(is_lost) {
             return GpuHealth::Lost;
         }
-        let (memory_used, memory_total) = memory.ok().unzip();
+        let (memory_used_bytes, memory_total_bytes) = memory.ok().unzip();
         GpuHealth::Present(GpuSample {
             utilization: utilization.ok(),
-            memory_used,
-            memory_total,
+            memory_used_bytes,
+            memory_total_bytes,
             temperature: temperature.ok(),
             throttled_by: throttled_by.ok(),
             ecc_corrected: ecc_corrected.ok(),
@@ -133,7 +132,7 @@ mod tests {
         let GpuHealth::Present(sample) = no_ecc.health() else { panic!("it answers") };
         assert_eq!((sample.ecc_corrected, sample.ecc_uncorrected), (None, Some(0)));
         assert_eq!(
-            (sample.utilization, sample.memory_used, sample.memory_total),
+            (sample.utilization, sample.memory_used_bytes, sample.memory_total_bytes),
             (Some(97), Some(20), Some(100))
         );
         assert_eq!(sample.throttled_by, Some(vec![]), "told, and nothing throttles it");
