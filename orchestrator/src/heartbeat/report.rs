@@ -8,6 +8,7 @@ use ryzanstein_process_group::{FlightRecorder, GroupActivity};
 use super::gpu::Sampler;
 use crate::metric_names as names;
 use crate::status::wire;
+use crate::supervisor::proc::Process;
 
 /// Maximum number of groups in a report. A rank usually has a handful.
 const MOST_GROUPS: usize = 64;
@@ -30,10 +31,9 @@ impl Source {
 
     /// Returns the current report. Waits for nothing but `/proc`.
     pub(super) fn report(&mut self) -> wire::Report {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let report = wire::Report {
             groups: shown(self.flight.activity()),
-            resident_bytes: resident_bytes(&status),
+            resident_bytes: Process::read(std::process::id()).map(|process| process.resident_bytes),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
             gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),
             leaving: false,
@@ -67,13 +67,6 @@ fn gpu_memory(memory: MemoryUse) -> wire::GpuMemory {
         limit_bytes: memory.limit,
         fragmentation: memory.fragmentation(),
     }
-}
-
-/// Parses the resident bytes in the text of `/proc/self/status`.
-fn resident_bytes(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes << 10)
 }
 
 /// The gauges that have been set.
@@ -158,13 +151,5 @@ mod tests {
         let text = page.render();
         assert!(text.contains("ryz_gpu_temperature_celsius NaN"), "{text}");
         assert!(!text.contains("ryz_gpu_ecc_corrected"), "{text}");
-    }
-
-    #[test]
-    fn resident_memory_is_read_in_bytes_or_absent() {
-        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t    2048 kB\nThreads:\t1\n"), Some(2 << 20));
-        assert_eq!(resident_bytes("Name:\tx\n"), None);
-        assert_eq!(resident_bytes("VmRSS:\tmuch\n"), None);
-        assert!(resident_bytes(&std::fs::read_to_string("/proc/self/status").unwrap()) > Some(0));
     }
 }

@@ -11,7 +11,7 @@ mod job;
 mod launcher;
 mod node_heartbeat;
 mod output;
-mod proc;
+pub(crate) mod proc;
 mod rank_process;
 mod rendezvous_host;
 mod report;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// One process.
 #[derive(Clone, Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     pub(super) pid: u32,
     pub(super) parent: u32,
     /// Its process group.
@@ -15,12 +15,12 @@ pub(super) struct Process {
     /// CPU time of all its threads.
     pub(super) cpu: Duration,
     /// Resident memory.
-    pub(super) resident_bytes: u64,
+    pub(crate) resident_bytes: u64,
 }
 
 impl Process {
     /// Reads a process; `None` if there is none.
-    pub(super) fn read(pid: u32) -> Option<Self> {
+    pub(crate) fn read(pid: u32) -> Option<Self> {
         parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
