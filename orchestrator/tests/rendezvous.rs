@@ -489,10 +489,7 @@ fn a_failure_and_a_new_epoch_reach_those_who_wait() {
     let store = ranks[0].1.store.clone();
     let waiting = std::thread::spawn(move || store.get("never", within(60)));
     std::thread::sleep(Duration::from_millis(100));
-    ranks[1]
-        .0
-        .report_failure(&Error::Transport("the cable is gone".into()), Some("all_reduce"))
-        .expect("reported");
+    ranks[1].0.report("the cable is gone".into(), Some("all_reduce".into()), None).expect("reported");
     job.server.fail("rank 1 (host here, pid 1) was killed by signal 9");
     let error = waiting.join().expect("no panic").expect_err("failed");
     assert!(error.to_string().contains("killed by signal 9"), "{error}");

@@ -118,20 +118,12 @@ impl Client {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Reports the reason why this rank gives up, so that the launcher can name the cause. `last_call` is the last collective.
+    /// Reports the reason why this rank gives up, so that the launcher can name the cause. `last_call` is the last collective,
+    /// `caused_by` the rank whose failure made this one fail.
     ///
     /// # Errors
-    /// Fails when the rendezvous cannot be reached. The rank is about to exit anyway: log the error.
-    pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> Result<()> {
-        let caused_by = error.caused_by().first().map(|rank| rank.0);
-        self.report(error.root_cause().to_string(), last_call.map(str::to_owned), caused_by)
-    }
-
-    /// Does the same as [`Client::report_failure`], for an error that did not come from a process group. `caused_by` is the
-    /// rank whose failure made this one fail.
-    ///
-    /// # Errors
-    /// Fails when the rendezvous cannot be reached, or this process has no rank yet.
+    /// Fails when the rendezvous cannot be reached, or this process has no rank yet. The rank is about to exit anyway: log the
+    /// error.
     pub fn report(&self, cause: String, last_call: Option<String>, caused_by: Option<u32>) -> Result<()> {
         let rank = self.inner.joined.get().map(|(rank, _)| *rank).or(self.inner.identity.rank);
         let Some(rank) = rank else {
@@ -149,11 +141,10 @@ impl Client {
     /// # Errors
     /// Fails when the rendezvous does not answer within a second, or this process is not in the job's current epoch.
     pub fn beat(&self, report: &Report) -> Result<()> {
-        let Some((rank, epoch)) = self.inner.joined.get() else {
+        let Some((rank, _)) = self.inner.joined.get() else {
             return Err(Error::Rendezvous("join before sending heartbeats".into()));
         };
-        let request = wire::BeatRequest { epoch: epoch.0, rank: rank.0, report: report.encode() };
-        refused(self.call(BEAT_TIMEOUT, |mut stub| async move { stub.beat(request).await })?.refusal)
+        self.beat_as(*rank, report, BEAT_TIMEOUT)
     }
 
     /// Returns the same connection in a form that does not keep it open.
@@ -171,7 +162,10 @@ impl Client {
 
     /// Reports to the first node's launcher that a rank of this node has left, and that no heartbeat follows.
     pub(crate) fn report_exit(&self, rank: Rank, wait: Duration) -> Result<()> {
-        let report = Report { leaving: true, ..Report::default() };
+        self.beat_as(rank, &Report { leaving: true, ..Report::default() }, wait)
+    }
+
+    fn beat_as(&self, rank: Rank, report: &Report, wait: Duration) -> Result<()> {
         let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: report.encode() };
         refused(self.call(wait, |mut stub| async move { stub.beat(request).await })?.refusal)
     }
@@ -415,9 +409,6 @@ impl Store for Client {
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
         check(key, &[])?;
-        let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
-        let reply = self.call(UNARY_TIMEOUT, |mut stub| async move { stub.add(request).await })?;
-        refused(reply.refusal)?;
-        Ok(reply.value)
+        self.count(key, amount, UNARY_TIMEOUT)
     }
 }

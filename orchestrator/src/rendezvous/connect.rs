@@ -111,16 +111,11 @@ impl From<MemoryRendezvous> for Connection {
     }
 }
 
-fn is_reported(outcome: Result<()>) -> bool {
-    outcome.inspect_err(|error| tracing::debug!(%error, "could not report the failure")).is_ok()
-}
-
 impl Connection {
     /// Reports the reason why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher. Returns
     /// true if the launcher knows the reason now.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> bool {
-        let Kind::Client(client) = &self.kind else { return false };
-        is_reported(client.report_failure(error, last_call))
+        self.report(&error.root_cause().to_string(), last_call, error.caused_by().first().copied())
     }
 
     /// Does the same as [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made
@@ -128,7 +123,8 @@ impl Connection {
     pub fn report(&self, cause: &str, last_call: Option<&str>, caused_by: Option<Rank>) -> bool {
         let Kind::Client(client) = &self.kind else { return false };
         let (last_call, caused_by) = (last_call.map(str::to_owned), caused_by.map(|rank| rank.0));
-        is_reported(client.report(cause.to_owned(), last_call, caused_by))
+        let reported = client.report(cause.to_owned(), last_call, caused_by);
+        reported.inspect_err(|error| tracing::debug!(%error, "could not report the failure")).is_ok()
     }
 
     /// Returns the connection to a launcher, which receives heartbeats.
