@@ -42,20 +42,11 @@ pub struct Connection {
     kind: Kind,
 }
 
+#[derive(Debug)]
 enum Kind {
     InProcess(MemoryRendezvous),
     Client(Client),
     Host(Host),
-}
-
-impl std::fmt::Debug for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::InProcess(_) => "InProcess",
-            Self::Client(_) => "Client",
-            Self::Host(_) => "Host",
-        })
-    }
 }
 
 /// Chooses the rendezvous and connects to it:

@@ -30,6 +30,7 @@ struct Serving {
 }
 
 /// The server in this process, and this rank's own connection to it.
+#[derive(Debug)]
 pub(super) struct Host {
     /// Taken only by drop.
     client: Option<Client>,
