@@ -14,6 +14,7 @@ use ryzanstein_process_group::{
 
 use super::client::{Client, Identity, Unconnected, WeakClient};
 use super::host::Host;
+use super::placement::number;
 use super::secret::SharedFile;
 use super::{placement, secret};
 
@@ -157,13 +158,6 @@ impl Drop for Connection {
             self.report("the program panicked: see what it wrote to its standard error", None, None);
         }
     }
-}
-
-fn number(environment: &Environment, name: &str) -> Result<Option<u32>> {
-    let Some(text) = environment.get(name) else { return Ok(None) };
-    text.parse()
-        .map(Some)
-        .map_err(|_| Error::Configuration(format!("{name} is `{text}`, not a whole number")))
 }
 
 fn world_size(environment: &Environment) -> Result<Option<u32>> {

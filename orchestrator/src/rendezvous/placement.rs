@@ -202,7 +202,8 @@ const fn placement(launcher: LauncherChoice, rank: u32) -> Placement {
     Placement { launcher, rank, world_size: None, local_rank: None, node_rank: None, host: None, port: None }
 }
 
-fn number(environment: &Environment, name: &str) -> Result<Option<u32>> {
+/// Returns the whole number that a variable contains.
+pub(super) fn number(environment: &Environment, name: &str) -> Result<Option<u32>> {
     let Some(text) = environment.get(name) else { return Ok(None) };
     text.parse()
         .map(Some)
