@@ -1,12 +1,9 @@
 //! Ranks as processes of the same program under `ryz launch`.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ryzanstein_config::{Config, Sources};
 use ryzanstein_orchestrator::Orchestrator;
 
 /// Runs the main function of a program that starts itself as ranks, as many and on the backend that `job` returns. It passes its
@@ -41,11 +38,7 @@ pub fn main<O: clap::Parser>(
 /// Initialises this process as a rank, without warnings of slow calls, which benchmarks make on purpose.
 ///
 /// # Errors
-/// Returns the errors of [`Config::load`] and [`Orchestrator::initialize`].
+/// Returns the errors of [`Builder::initialize`](ryzanstein_orchestrator::Builder::initialize).
 pub fn initialize() -> Result<Orchestrator> {
-    let environment: BTreeMap<String, String> = std::env::vars().collect();
-    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut config = Config::load(&sources)?;
-    config.profile.slow_call = Duration::MAX;
-    Ok(Orchestrator::initialize(&config, &environment)?)
+    Ok(Orchestrator::builder().set("profile.slow_call", "365d").initialize()?)
 }
