@@ -8,6 +8,7 @@ use std::io::{self, BufRead, Read as _};
 use std::num::NonZeroUsize;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 pub use ryzanstein_process_group::catalogue::{
     Entry, Line, LineExplainer, Section, find, sections, telling_lines, without_colors,
@@ -164,15 +165,15 @@ pub fn found_table(all: &[Found], screen: Screen) -> String {
     out + "\n"
 }
 
-/// Formats the errors found, as one line of JSON.
-pub fn found_json(all: &[Found]) -> String {
+/// Returns the errors found, for programs.
+pub fn found_json(all: &[Found]) -> Value {
     let found = all.iter().map(|found| {
-        serde_json::json!({
+        json!({
             "id": found.entry.id, "line": found.line, "count": found.count, "text": found.text,
             "cause": found.entry.cause, "remedy": found.entry.remedy, "source": found.entry.source,
         })
     });
-    serde_json::json!({ "found": found.collect::<Vec<_>>() }).to_string()
+    json!({ "found": found.collect::<Vec<_>>() })
 }
 
 /// Formats all entries, for people.
@@ -191,17 +192,17 @@ pub fn list_table(screen: Screen) -> String {
     )
 }
 
-/// Formats all entries, as one line of JSON.
-pub fn list_json() -> String {
+/// Returns all entries, for programs.
+pub fn list_json() -> Value {
     let entries = sections().iter().flat_map(|section| {
         section.entries.iter().map(|entry| {
-            serde_json::json!({
+            json!({
                 "id": entry.id, "about": section.title, "patterns": entry.patterns, "sample": entry.sample,
                 "cause": entry.cause, "remedy": entry.remedy, "source": entry.source,
             })
         })
     });
-    serde_json::json!({ "entries": entries.collect::<Vec<_>>() }).to_string()
+    json!({ "entries": entries.collect::<Vec<_>>() })
 }
 
 #[cfg(test)]
@@ -280,7 +281,7 @@ mod tests {
             text.contains("\n  remedy: start one rank a GPU") && text.contains("\n  source: https://"),
             "{text}"
         );
-        let json: serde_json::Value = serde_json::from_str(&found_json(&all)).expect("JSON");
+        let json = found_json(&all);
         assert_eq!(
             (&json["found"][0]["line"], &json["found"][1]["id"]),
             (&2.into(), &"nccl-invalid-call".into())

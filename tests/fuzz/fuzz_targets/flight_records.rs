@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
 use ryzanstein_orchestrator::table::Screen;
-use ryz::trace;
+use ryz::{command, trace};
 use tempfile::TempDir;
 
 thread_local!(static FOLDER: RefCell<TempDir> = RefCell::new(TempDir::new().expect("a folder")));
@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
         match trace::read(folder.path()) {
             Ok(files) => {
                 let report = trace::merge(&files);
-                drop((report.json(), report.table(Screen::PLAIN), trace::timeline(&files.records)));
+                drop((command::json(&report), report.table(Screen::PLAIN), trace::timeline(&files.records)));
             }
             Err(error) => drop(error.to_string()),
         }

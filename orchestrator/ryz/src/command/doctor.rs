@@ -41,11 +41,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         return examine_job(args, screen, &config);
     }
     let report = examine(args, &config)?;
-    let text = match args.format {
-        screen::Format::Table => report.table(screen.stdout()),
-        screen::Format::Json => report.json() + "\n",
-    };
-    screen::print(&text);
+    screen.show(args.format, &report, |screen| report.table(screen));
     Ok(report.exit_code())
 }
 
@@ -74,20 +70,13 @@ fn examine_job(args: &Args, screen: &screen::Args, config: &Config) -> anyhow::R
         let (reports, links) = job_reports(args, screen, config, orchestrator)?;
         if orchestrator.manager().rank() == Rank(0) {
             exit_code = reports.iter().map(|report| report.exit_code).max().unwrap_or(0);
-            screen::print(&match args.format {
-                screen::Format::Table => {
-                    let texts: Vec<&str> = reports.iter().map(|report| report.text.as_str()).collect();
-                    let links = (!links.is_empty()).then(|| doctor::links_table(&links, screen.stdout()));
-                    format!(
-                        "{}{}",
-                        texts.join("\n"),
-                        links.map_or(String::new(), |table| format!("\n{table}"))
-                    )
+            let hosts: Vec<&Value> = reports.iter().map(|report| &report.json).collect();
+            screen.show(args.format, &json!({ "hosts": hosts, "links": links }), |screen| {
+                let mut texts: Vec<String> = reports.into_iter().map(|report| report.text).collect();
+                if !links.is_empty() {
+                    texts.push(doctor::links_table(&links, screen));
                 }
-                screen::Format::Json => {
-                    let hosts: Vec<&Value> = reports.iter().map(|report| &report.json).collect();
-                    format!("{}\n", json!({ "hosts": hosts, "links": links }))
-                }
+                texts.join("\n")
             });
         }
         Ok(())
@@ -112,7 +101,7 @@ fn job_reports(
     let links = doctor::measure_links(world, &roster)?;
     let own = report.map(|report| {
         let report = if rank == Rank(0) { report.and(doctor::diagnose_links(&links)) } else { report };
-        let json = serde_json::from_str(&report.json()).unwrap_or_default();
+        let json = serde_json::to_value(&report).unwrap_or_default();
         HostReport { text: report.table(Screen { width, color }), json, exit_code: report.exit_code() }
     });
     let reports = world.all_gather_object(&own)?.into_iter().flatten().collect();

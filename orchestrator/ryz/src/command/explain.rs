@@ -34,23 +34,18 @@ const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` list
                        with NCCL_DEBUG=WARN, ours with RYZ_LOG__LEVEL=debug, and `ryz doctor` examines this machine";
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
-    let is_json = args.format == screen::Format::Json;
     if args.list {
-        screen::print(&if is_json {
-            catalogue::list_json() + "\n"
-        } else {
-            catalogue::list_table(screen.stdout())
-        });
+        screen.show(args.format, &catalogue::list_json(), catalogue::list_table);
         return Ok(0);
     }
     let found = match args.text.as_slice() {
         [dash] if dash == "-" => read(io::stdin().lock(), LONGEST_LOG)?,
         words => catalogue::scan(words.join(" ").as_bytes())?,
     };
-    if is_json {
-        screen::print(&(catalogue::found_json(&found) + "\n"));
-    } else if !found.is_empty() {
-        screen::print(&catalogue::found_table(&found, screen.stdout()));
+    if args.format == screen::Format::Json || !found.is_empty() {
+        screen.show(args.format, &catalogue::found_json(&found), |screen| {
+            catalogue::found_table(&found, screen)
+        });
     }
     anyhow::ensure!(!found.is_empty(), UNKNOWN);
     Ok(0)

@@ -37,6 +37,8 @@ use ryzanstein_orchestrator::{catalogue, console};
 use ryzanstein_tensor_parallel::generate::catches_panics;
 use ryzanstein_tensor_parallel::model::Architecture;
 
+pub use screen::json;
+
 /// Launches the ranks of a job, checks and measures them, and runs models on them.
 #[derive(Parser)]
 #[command(name = "ryz", version, arg_required_else_help = true)]

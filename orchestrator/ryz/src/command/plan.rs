@@ -80,11 +80,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         interconnect: args.interconnect,
     };
     let plan = plan::plan(&model, &request)?;
-    let text = match args.format {
-        screen::Format::Table => plan.table(screen.stdout()),
-        screen::Format::Json => plan.json() + "\n",
-    };
-    screen::print(&text);
+    screen.show(args.format, &plan, |screen| plan.table(screen));
     Ok(0)
 }
 

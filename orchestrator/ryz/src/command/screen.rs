@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::table::Screen;
+use serde::Serialize;
 
 /// Flags of every command.
 #[derive(clap::Args, Clone, Debug)]
@@ -48,6 +49,14 @@ pub(crate) fn print(text: &str) {
     }
 }
 
+/// Formats a value as one line of JSON.
+///
+/// # Panics
+/// Never panics for results, which are numbers and texts.
+pub fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("numbers and texts")
+}
+
 /// Returns the first error of a write to standard output.
 pub(crate) fn write_error() -> Option<&'static io::Error> {
     WRITE_ERROR.get()
@@ -65,6 +74,14 @@ impl Args {
 
     pub(crate) fn stderr(&self) -> Screen {
         self.screen(&std::io::stderr())
+    }
+
+    /// Prints a result: its table, or its value as one line of JSON.
+    pub(crate) fn show(&self, format: Format, value: &impl Serialize, table: impl FnOnce(Screen) -> String) {
+        print(&match format {
+            Format::Table => table(self.stdout()),
+            Format::Json => json(value) + "\n",
+        });
     }
 
     fn screen(&self, stream: &(impl IsTerminal + AsFd)) -> Screen {

@@ -30,23 +30,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> i32 {
-    let text = if args.sync_times { sync_times(args, screen) } else { topology(args, screen) };
-    screen::print(&text);
+    if args.sync_times {
+        let times = SyncTimes::new(args.ranks.map_or(8, NonZeroUsize::get));
+        screen.show(args.format, &times, |screen| times.table(screen));
+    } else {
+        let topology = args.preset.map_or_else(|| Topology::of(&doctor::hardware()), Preset::topology);
+        screen.show(args.format, &topology, |screen| topology.table(screen));
+    }
     0
-}
-
-fn topology(args: &Args, screen: &screen::Args) -> String {
-    let topology = args.preset.map_or_else(|| Topology::of(&doctor::hardware()), Preset::topology);
-    match args.format {
-        screen::Format::Table => topology.table(screen.stdout()),
-        screen::Format::Json => topology.json() + "\n",
-    }
-}
-
-fn sync_times(args: &Args, screen: &screen::Args) -> String {
-    let times = SyncTimes::new(args.ranks.map_or(8, NonZeroUsize::get));
-    match args.format {
-        screen::Format::Table => times.table(screen.stdout()),
-        screen::Format::Json => times.json() + "\n",
-    }
 }

@@ -33,10 +33,6 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         std::fs::write(path, text).with_context(|| format!("--out: cannot write {}", path.display()))?;
     }
     let report = trace::merge(&files);
-    let text = match args.format {
-        screen::Format::Table => report.table(screen.stdout()),
-        screen::Format::Json => report.json() + "\n",
-    };
-    screen::print(&text);
+    screen.show(args.format, &report, |screen| report.table(screen));
     Ok(0)
 }

@@ -159,10 +159,9 @@ fn finish(
     if is_written {
         output_file::store(target, &table.json())?;
     }
-    let text = if args.format == screen::Format::Json {
-        format!("{}\n", tune::json(tuned, is_written.then(|| target.display().to_string()).as_deref()))
-    } else {
-        let mut text = tune::table(tuned, &old, screen.stdout());
+    let json = tune::json(tuned, is_written.then(|| shown.to_string()).as_deref());
+    screen.show(args.format, &json, |screen| {
+        let mut text = tune::table(tuned, &old, screen);
         if let Some(why) = unfit {
             let replaced = if is_written { "was" } else { "would be" };
             let _ = writeln!(text, "{shown} {replaced} replaced: {why}");
@@ -180,7 +179,6 @@ fn finish(
             (true, false) => format!("wrote {shown}; to use it: process_group.tuning = \"{shown}\"\n"),
             (false, _) => format!("nothing was written; --apply writes {shown}\n"),
         }
-    };
-    screen::print(&text);
+    });
     Ok(())
 }

@@ -11,7 +11,7 @@ use ryzanstein_config::nccl;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::nccl_settings;
-use ryzanstein_orchestrator::table::wrap;
+use ryzanstein_orchestrator::table::{Screen, wrap};
 use ryzanstein_process_group::{DType, Error, units};
 use ryzanstein_tensor_parallel::LlamaConfig;
 use serde_json::{Value, json};
@@ -71,11 +71,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             changes => found.effective.push((proposal, changes)),
         }
     }
-    let text = match args.format {
-        screen::Format::Json => format!("{}\n", as_json(&found)),
-        screen::Format::Table => as_text(&found, screen),
-    };
-    screen::print(&text);
+    screen.show(args.format, &as_json(&found), |screen| as_text(&found, screen));
     Ok(0)
 }
 
@@ -111,17 +107,16 @@ fn as_json(found: &Found) -> Value {
     })
 }
 
-fn as_text(found: &Found, screen: &screen::Args) -> String {
-    let stdout = screen.stdout();
+fn as_text(found: &Found, screen: Screen) -> String {
     let mut text = match found.message {
         Some(bytes) => format!("For all-reduces of {}:\n", units::bytes(bytes as f64)),
         None => "The message size is unknown: pass --model DIR or --bytes SIZE.\n".into(),
     };
     if found.is_own {
-        let _ = writeln!(text, "{}", wrap(OWN_KERNELS, 2, stdout));
+        let _ = writeln!(text, "{}", wrap(OWN_KERNELS, 2, screen));
     }
     for (Proposal { key, value, reason }, changes) in &found.effective {
-        let _ = writeln!(text, "{key} = {value:?}\n  {}", wrap(reason, 2, stdout));
+        let _ = writeln!(text, "{key} = {value:?}\n  {}", wrap(reason, 2, screen));
         for (name, before, after) in changes {
             for (mark, value) in [('-', before), ('+', after)] {
                 if let Some(value) = value {
@@ -132,7 +127,7 @@ fn as_text(found: &Found, screen: &screen::Args) -> String {
     }
     for Proposal { key, value, .. } in &found.overruled {
         let line = format!("{key} = {value} has no effect: one of your variables overrides it");
-        let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
+        let _ = writeln!(text, "{}", wrap(&line, 2, screen));
     }
     if found.effective.is_empty() {
         text += "nothing to propose\n";

@@ -121,11 +121,6 @@ impl Report {
         }
     }
 
-    /// Formats one object on one line.
-    pub fn json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers: {error}"))
-    }
-
     /// Formats the report for people.
     pub fn table(&self, screen: Screen) -> String {
         let count = |status| self.findings.iter().filter(|finding| finding.status == status).count();

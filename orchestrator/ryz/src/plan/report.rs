@@ -37,14 +37,6 @@ impl Plan {
             .collect()
     }
 
-    /// Formats one line of JSON.
-    ///
-    /// # Panics
-    /// Never panics: every value has a form in JSON.
-    pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and texts")
-    }
-
     fn heading(&self) -> String {
         format!(
             "{}: {} parameters, {}, {} of {}",

@@ -258,7 +258,7 @@ fn a_context_beyond_the_model_and_weights_of_an_unknown_type_are_refused_with_wh
 
 #[test]
 fn the_json_has_its_keys_in_order_and_nothing_for_sizes_that_are_not_legal() {
-    let text = plan(&model("Qwen2-7B"), &usual()).unwrap().json();
+    let text = crate::command::json(&plan(&model("Qwen2-7B"), &usual()).unwrap());
     assert!(text.starts_with(
         r#"{"model":"a model","sizes":[{"world_size":1,"legal":true,"why":null,"weights_bytes":"#
     ));

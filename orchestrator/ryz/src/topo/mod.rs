@@ -126,14 +126,6 @@ impl Topology {
         }
     }
 
-    /// Formats one line of JSON.
-    ///
-    /// # Panics
-    /// Never panics: every value has a form in JSON.
-    pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and texts")
-    }
-
     /// Returns the indices of the devices that have a column: the GPUs, or all if there are none. The path between two adapters
     /// carries little information, and eight of each would not fit a line.
     fn columns(&self) -> Vec<usize> {

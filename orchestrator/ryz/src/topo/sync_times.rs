@@ -109,14 +109,6 @@ impl SyncTimes {
             wrap(ADVICE, 0, screen)
         )
     }
-
-    /// Formats one line of JSON.
-    ///
-    /// # Panics
-    /// Never panics: every value has a form in JSON.
-    pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and texts")
-    }
 }
 
 /// Formats a value with at most three decimals, without trailing zeros.

@@ -180,11 +180,6 @@ pub(super) fn ranks(ranks: &[Rank]) -> String {
 }
 
 impl Report {
-    /// Formats one line of JSON.
-    pub fn json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_else(|error| unreachable!("a report is data: {error}"))
-    }
-
     /// Formats the report for people: the verdicts, then the evidence.
     pub fn table(&self, screen: Screen) -> String {
         let mut text = String::new();

@@ -5,6 +5,7 @@ use ryzanstein_process_group::{
 };
 
 use super::{Files, Report, merge, timeline};
+use crate::command::json;
 use ryzanstein_orchestrator::table::Screen;
 
 /// Time of the records: a second after the calls of [`call`].
@@ -284,7 +285,7 @@ proptest! {
         prop_assert!(!report.verdicts.is_empty());
         prop_assert_eq!(report.ranks.len(), files.records.len());
         report.table(Screen { width: Some(60), color: true });
-        report.json();
+        json(&report);
         timeline(&files.records);
     }
 
