@@ -115,7 +115,8 @@ fn rank(work: &Work) -> Result<()> {
         Arc::new(Llama::load(folder, work.dtype, group)?)
     } else {
         let tokens_per_layer = VOCABULARY.div_ceil(work.layers.max(1));
-        steps::load(&ModelShape { tokens_per_layer, ..ModelShape::llama_8b() }.config(work.layers)?, group)?
+        let shape = ModelShape { tokens_per_layer, ..ModelShape::llama_8b() };
+        steps::load(&shape.config(work.layers)?, DType::BF16, group)?
     };
     let mut results = Vec::new();
     let kinds = if group.device().is_some() { &[Passes::Eager, Passes::Graph][..] } else { &[Passes::Eager] };

@@ -175,8 +175,8 @@ pub fn run(
     let mut rows = Vec::new();
     for shape in &request.shapes {
         let config = shape.config(request.layers)?;
-        let whole = alone.as_mut().map(|one| load(&config, one)).transpose()?;
-        let sharded = load(&config, group)?;
+        let whole = alone.as_mut().map(|one| load(&config, DTYPE, one)).transpose()?;
+        let sharded = load(&config, DTYPE, group)?;
         let decodes = request.batches.iter().map(|batch| Step::Decode(*batch));
         for step in decodes.chain([Step::Prefill]) {
             let whole = whole.as_ref().zip(alone.as_mut());
@@ -195,15 +195,15 @@ pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Jo
     JobContext::of(manager, |manager| manager.world(), &rows, link_gbs)
 }
 
-/// Returns a model with random weights in bf16.
+/// Returns a model with random weights.
 ///
 /// # Errors
 /// Returns the errors of the model's layers.
-pub fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
+pub fn load(config: &LlamaConfig, dtype: DType, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = NoiseSource;
-    let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
-    Ok(Arc::new(Llama::from_loader(config.clone(), DTYPE, compute::for_group(group)?, &mut loader)?))
+    let mut loader = Loader::new(&mut source, rank, ranks, dtype);
+    Ok(Arc::new(Llama::from_loader(config.clone(), dtype, compute::for_group(group)?, &mut loader)?))
 }
 
 #[derive(Clone, Copy)]
@@ -362,7 +362,7 @@ impl Step {
 }
 
 /// Returns the largest difference of two rows of logits, relative to the largest value. Infinite if it cannot be computed.
-fn difference(got: &[f32], want: &[f32]) -> f64 {
+pub fn difference(got: &[f32], want: &[f32]) -> f64 {
     let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     if got.len() != want.len() || !largest.is_normal() {
         return f64::INFINITY;

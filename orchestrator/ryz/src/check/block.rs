@@ -1,11 +1,9 @@
 //! A small Llama with generated weights, sharded and unsharded.
 
-use ryzanstein_benches::suite::steps::ModelShape;
+use ryzanstein_benches::suite::steps::{self, ModelShape};
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
-use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
-use ryzanstein_tensor_parallel::compute;
-use ryzanstein_tensor_parallel::{Error, Llama, LlamaConfig, Tensor};
+use ryzanstein_tensor_parallel::{Error, LlamaConfig, Tensor};
 
 /// The largest relative difference allowed: sums over shards are associated differently, so f32 rounds them differently.
 pub(super) const LIMIT: f64 = 1e-5;
@@ -32,17 +30,10 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     group.set_numerics(numerics);
     let sharded = sharded?;
     let whole = forward(&config, &mut ProcessGroup::loopback(1).remove(0))?;
-    let (sharded, whole) = (sharded.values()?, whole.values()?);
-    let largest = whole.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-    let difference = sharded.iter().zip(&*whole).fold(0.0f32, |m, (a, b)| {
-        // A NaN must not count as "no difference".
-        if (a - b).is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }
-    });
-    let mut differences = group.upload(&[f64::from(difference) / f64::from(largest)])?;
+    let mut differences = group.upload(&[steps::difference(&sharded.values()?, &whole.values()?)])?;
     group.all_reduce(&mut differences, ReduceOp::Max)?;
-    let difference = group.download(&differences)?;
-    let same_length = sharded.len() == whole.len();
-    Ok(Comparison { ranks, difference: difference[0], correct: same_length && difference[0] <= LIMIT })
+    let difference = group.download(&differences)?[0];
+    Ok(Comparison { ranks, difference, correct: difference <= LIMIT })
 }
 
 /// Returns the configuration of a model for any number of ranks: the number of heads is a multiple of it.
@@ -52,10 +43,7 @@ fn config(ranks: usize) -> Result<LlamaConfig, Error> {
 }
 
 fn forward(config: &LlamaConfig, group: &mut ProcessGroup) -> Result<Tensor, Error> {
-    let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = NoiseSource;
-    let mut loader = Loader::new(&mut source, rank, ranks, DType::F32);
-    let model = Llama::from_loader(config.clone(), DType::F32, compute::for_group(group)?, &mut loader)?;
+    let model = steps::load(config, DType::F32, group)?;
     let mut cache = model.cache(TOKENS.len())?;
     model.forward(&TOKENS, &mut cache, group)
 }

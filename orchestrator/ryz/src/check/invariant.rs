@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ryzanstein_benches::suite::steps::ModelShape;
+use ryzanstein_benches::suite::steps::{self, ModelShape};
 use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table::{self, Cell, Column, Screen};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager, Rank};
-use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute;
 use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{
@@ -91,11 +90,7 @@ fn digests(
     group: &mut ProcessGroup,
 ) -> Result<BTreeSet<String>, Error> {
     group.set_numerics(numerics);
-    let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = NoiseSource;
-    let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
-    let compute = compute::for_group(group)?;
-    let model = Arc::new(Llama::from_loader(config.clone(), DTYPE, compute, &mut loader)?);
+    let model = steps::load(config, DTYPE, group)?;
     let tokens: Vec<u32> = (0..TOKENS).map(|at| (at * 37 % VOCABULARY) as u32).collect();
     let mut found = BTreeSet::new();
     for (chunk, sequences) in [(TOKENS, 1), (CHUNK, SEQUENCES)] {
