@@ -18,7 +18,7 @@ use crate::tensor::element_count;
 pub struct Footprint {
     /// Its shard of the weights, with the padding of the vocabulary: the memory that loading allocates.
     pub weights: u64,
-    /// The KV cache: the memory that [`Llama::decoder`] allocates.
+    /// The KV cache: the memory that [`Llama::decoder`](super::Llama::decoder) allocates.
     pub kv_cache: u64,
     /// Additional memory for computation: the workspace of cuBLASLt, counters, and the tensors of a pass that are alive at the
     /// same time, in the blocks of the pool that hold them. It includes one pass of a prompt of all positions and one of a token
@@ -35,8 +35,8 @@ pub struct Footprint {
 /// activations of this type. It is the same on all ranks.
 ///
 /// # Errors
-/// Returns the errors of [`Llama::from_loader`] and [`Llama::decoder`]: the model cannot run on this number of ranks, or does not
-/// support sequences of that length.
+/// Returns the errors of [`Llama::from_loader`](super::Llama::from_loader) and [`Llama::decoder`](super::Llama::decoder): the model
+/// cannot run on this number of ranks, or does not support sequences of that length.
 pub fn footprint(
     config: &LlamaConfig,
     world_size: usize,
