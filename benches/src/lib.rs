@@ -1,8 +1,8 @@
 //! Times collectives and checks their values: `ryz bench` as a library, and what the programs in `src/bin` share.
 //!
 //! Start at [`measure::measure_group`] for one collective. For many, call [`suite::prepare`], then [`suite::run`], which compares
-//! them with the documented latency targets if the request says so. [`communication`] computes the share of a step that collectives
-//! take, and advises where it is large; [`nodes`] lists the kernels of a decode pass.
+//! them with the documented latency targets if the request is [`judged`](suite::Request::judged). [`communication`] computes the
+//! share of a step that collectives take, and advises where it is large; [`nodes`] lists the kernels of a decode pass.
 //!
 //! ```
 //! use ryzanstein_benches::suite::{Request, prepare, run};

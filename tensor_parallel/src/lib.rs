@@ -29,7 +29,7 @@
 //! | decode many sequences at a time, as a scheduler does | [`Decoder`] |
 //! | put layers together by hand | [`linear`], [`attention`], [`mlp`], [`embedding`], [`norm`] |
 //! | run layers on an engine's own communicator; whole models need a process group | [`Communicator`] |
-//! | give weights that are in no folder | [`checkpoint::WeightSource`] |
+//! | give weights that are in no folder | [`checkpoint::MemorySource`] or your own [`checkpoint::WeightSource`], in a [`checkpoint::Loader`] |
 //! | compute on GPUs or on your own device | [`Compute`]: [`Cuda`], [`Host`] |
 //! | know which world sizes a model can have | [`legal_world_sizes`] |
 

@@ -13,9 +13,9 @@ pub(crate) fn nccl_table(world_size: usize) -> PathTable {
 /// The element types that the peer-memory kernels add.
 pub const PEER_TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Returns the maximum number of bytes of an all-reduce, and above two ranks of a broadcast, that takes one step; also the size of a
-/// slot in the GPU memory that ranks share. Longer arrays take two steps, which send less. Above 4
-/// ranks the limit is an estimate from the bytes that a rank sends.
+/// Returns the bytes of the longest all-reduce that takes one step; above two ranks, also of the longest broadcast. A slot in the GPU
+/// memory that ranks share has this size. Longer arrays take two steps, which send less. Above 4 ranks the limit is an estimate from the
+/// bytes that a rank sends.
 pub const fn one_shot_most(world_size: usize) -> usize {
     match world_size {
         0..=2 => 2 << 20,

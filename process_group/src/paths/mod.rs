@@ -378,8 +378,8 @@ impl PathTable {
         }
     }
 
-    /// Returns true if rules may choose this path. A forced path excludes the peer-memory kernels also from operations that it does
-    /// not support.
+    /// Returns true if rules may choose this path. While a path is forced, the peer-memory kernels are not chosen, not even for
+    /// operations that the forced path does not support.
     fn is_eligible(&self, path: Path, query: &Query) -> bool {
         path.takes(query) && !(self.forced.is_some() && matches!(path, Path::PeerMemory(_)))
     }

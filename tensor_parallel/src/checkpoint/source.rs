@@ -46,7 +46,7 @@ impl<'a> ShardedTensor<'a> {
     note = "pass a `&Checkpoint` for a folder, a `MemorySource` for tensors in memory, or implement `WeightSource`"
 )]
 pub trait WeightSource {
-    /// Copies this rank's slice into `target`, from its row `at` on, rounded to the target's type.
+    /// Copies this rank's slice into the rows of `target` from row `at` on, rounded to its type.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing or cannot be read, or if the rank that sends it fails.
