@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ryzanstein_process_group::DType;
 
-use crate::checkpoint::{Loader, ShardedTensor};
+use crate::checkpoint::{Loader, TensorSlice};
 use crate::communicator::Communicator;
 use crate::compute::{Batch, Compute};
 use crate::error::{RequestError, Result};
@@ -31,7 +31,7 @@ impl VocabularyWeight {
         let VocabularyShard { padded, real } =
             shard::split_vocabulary(vocabulary, loader.world_size()).swap_remove(loader.rank());
         let (name, shape) = (format!("{name}.weight"), [vocabulary, hidden]);
-        let part = ShardedTensor { rows: real, ..ShardedTensor::whole(&name, &shape) };
+        let part = TensorSlice { rows: real, ..TensorSlice::whole(&name, &shape) };
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
     }
 }

@@ -1,6 +1,6 @@
 //! Normalisation, replicated on every rank.
 
-use crate::checkpoint::{Loader, ShardedTensor};
+use crate::checkpoint::{Loader, TensorSlice};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -18,7 +18,7 @@ impl RmsNorm {
     /// # Errors
     /// Returns an error if the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, features: usize, epsilon: f32) -> Result<Self> {
-        let weight = loader.vector(&[ShardedTensor::whole(&format!("{name}.weight"), &[features])])?;
+        let weight = loader.vector(&[TensorSlice::whole(&format!("{name}.weight"), &[features])])?;
         Ok(Self { weight, epsilon })
     }
 

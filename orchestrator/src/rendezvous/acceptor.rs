@@ -130,7 +130,8 @@ impl Acceptor {
                     Ok(Ok(Some(stream))) => {
                         let _open = Open::count(&counts);
                         if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
-                            tracing::debug!(%peer, %error, "a connection to the rendezvous ended");
+                            let error = &error as &dyn std::error::Error;
+                            tracing::debug!(%peer, error, "a connection to the rendezvous ended");
                         }
                     }
                     Ok(Err(error)) => {

@@ -201,7 +201,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// Calls a pair of functions: the first returns the length of something of a program, the second its content.
+/// Reads the log or the code of a program: one function returns its length, another its content.
 macro_rules! content {
     ($program:ident, $call:literal, $size:ident, $get:ident) => {{
         let (nvrtc, handle) = ($program.nvrtc, $program.handle);

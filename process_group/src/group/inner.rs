@@ -413,7 +413,7 @@ impl Core {
         self.world_size == 1 && !fingerprint.operation.is_point_to_point()
     }
 
-    /// Executes a call that began at `started`, as one of those whose time counts from `since`.
+    /// Executes a call that began at `started`. Its deadline counts from `since`.
     fn submit(
         &mut self,
         fingerprint: CallFingerprint,
@@ -475,9 +475,11 @@ impl Core {
         self.check()?;
         self.begin(fingerprint, sequence, started);
         let is_alone = self.is_alone(&fingerprint);
-        let deadline = self.deadline(started);
+        let timeout = self.timeout;
         match self.backend.stream_mut().filter(|_| !is_alone) {
-            Some(backend) => backend.start(buffers.call(fingerprint, sequence, deadline)),
+            Some(backend) => {
+                backend.start(buffers.call(fingerprint, sequence, deadline::after(started, timeout)))
+            }
             None => Ok((self.copy(buffers)?, Box::new(Done))),
         }
     }

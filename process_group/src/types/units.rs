@@ -1,4 +1,4 @@
-//! Figures with units, in readable form.
+//! Figures with units, as text and as numbers.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub fn time(us: f64) -> String {
     }
 }
 
-/// Returns a time in seconds, in whole milliseconds.
+/// Returns a time in seconds, rounded down to milliseconds.
 pub fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1e3
 }

@@ -24,7 +24,7 @@ use self::mmap::MappedFile;
 pub use self::noise::NoiseSource;
 use self::slice::StoredMatrix;
 pub(crate) use self::source::LEAVES;
-pub use self::source::{Loader, MemorySource, RootSource, ShardedTensor, WeightSource};
+pub use self::source::{Loader, MemorySource, RootSource, TensorSlice, WeightSource};
 use ryzanstein_process_group::DType;
 
 use crate::error::{Error, Result};
@@ -255,33 +255,14 @@ impl Checkpoint {
         self.stored(name, shape).map(|_| ())
     }
 
-    /// Copies `rows` × `columns` of a tensor into `target`, from its row `at` on, rounded to the target's type. A vector is one
-    /// column.
+    /// Copies a slice into the rows of `target` from row `at` on, rounded to its type.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing, has another shape or an unsupported type, or if a range is out of bounds.
-    pub fn read_into(
-        &self,
-        name: &str,
-        shape: &[usize],
-        rows: Range<usize>,
-        columns: Range<usize>,
-        target: &mut Tensor,
-        at: usize,
-    ) -> Result<()> {
-        let (file, range, stored) = self.stored(name, shape)?;
-        let fits = rows.start <= rows.end
-            && rows.end <= shape.first().copied().unwrap_or(1)
-            && columns.start <= columns.end
-            && columns.end <= stored.columns
-            && columns.len() == target.columns()
-            && at.checked_add(rows.len()).is_some_and(|end| end <= target.rows());
-        if !fits {
-            return Err(Error::input(format!(
-                "rows {rows:?} and columns {columns:?} of tensor `{name}` {shape:?} do not fit a target of {:?} at row {at}",
-                target.shape()
-            )));
-        }
+    pub fn read_into(&self, slice: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let (file, range, stored) = self.stored(slice.name, slice.shape)?;
+        slice.check(target, at)?;
+        let TensorSlice { rows, columns, .. } = slice.clone();
         let size = stored.dtype.size();
         let piece = |row: usize, columns: &Range<usize>| {
             let start = range.start + (row * stored.columns + columns.start) * size;

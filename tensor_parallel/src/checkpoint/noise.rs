@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::source::{ShardedTensor, WeightSource};
+use super::source::{TensorSlice, WeightSource};
 use crate::digest::digest;
 use crate::error::Result;
 use crate::float::{Float, with_float};
@@ -28,8 +28,8 @@ struct Noise {
 }
 
 impl WeightSource for NoiseSource {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let ShardedTensor { rows, columns, .. } = tensor.clone();
+    fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let TensorSlice { rows, columns, .. } = tensor.clone();
         if columns.is_empty() {
             return Ok(());
         }
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    fn values(slice: &ShardedTensor<'_>) -> Vec<f32> {
+    fn values(slice: &TensorSlice<'_>) -> Vec<f32> {
         let mut target = Tensor::zeros(&[slice.rows.len(), slice.columns.len()], DType::F32).unwrap();
         NoiseSource.fill(slice, &mut target, 0).unwrap();
         target.values().unwrap().into_owned()
@@ -82,19 +82,19 @@ mod tests {
 
     #[test]
     fn shards_are_slices_of_one_matrix() {
-        let tensor = ShardedTensor::whole("w", &[6, 8]);
+        let tensor = TensorSlice::whole("w", &[6, 8]);
         let whole = values(&tensor);
-        assert_eq!(values(&ShardedTensor { rows: 2..6, ..tensor.clone() }), whole[16..]);
+        assert_eq!(values(&TensorSlice { rows: 2..6, ..tensor.clone() }), whole[16..]);
         let right: Vec<f32> = whole.chunks(8).flat_map(|row| row[5..].to_vec()).collect();
-        assert_eq!(values(&ShardedTensor { columns: 5..8, ..tensor }), right);
+        assert_eq!(values(&TensorSlice { columns: 5..8, ..tensor }), right);
     }
 
     #[test]
     fn matrices_keep_activations_near_one_and_vectors_are_near_one() {
-        let matrix = values(&ShardedTensor::whole("w", &[100, 400]));
+        let matrix = values(&TensorSlice::whole("w", &[100, 400]));
         let variance = matrix.iter().map(|x| x * x).sum::<f32>() / matrix.len() as f32;
         assert!((variance * 400.0 - 1.0).abs() < 0.05, "{variance}");
-        let vector = values(&ShardedTensor::whole("w", &[400]));
+        let vector = values(&TensorSlice::whole("w", &[400]));
         assert!(vector.iter().all(|x| (0.9..=1.1).contains(x)), "{vector:?}");
         assert!(vector.windows(2).any(|pair| pair[0] != pair[1]));
     }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::float::{Float, with_float};
 use crate::tensor::Tensor;
 
-/// A matrix as stored in a file.
+/// A matrix of stored elements: of a file, or of a tensor on the host.
 #[derive(Clone, Copy)]
 pub(crate) struct StoredMatrix<'a> {
     pub(crate) bytes: &'a [u8],
@@ -57,7 +57,7 @@ fn copy_rows<S: Float, T: Float>(
 }
 
 fn convert<S: Float, T: Float>(from: &[u8], to: &mut [T]) {
-    // The elements of a file are little-endian, as this processor is, and may be at any address.
+    // The elements are little-endian, as this processor is, and those of a file may be at any address.
     if S::DTYPE == T::DTYPE {
         bytemuck::cast_slice_mut::<T, u8>(to).copy_from_slice(from);
         return;

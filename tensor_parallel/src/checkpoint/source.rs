@@ -21,7 +21,7 @@ const MESSAGE_BYTES: usize = 16 << 20;
 
 /// A rank's slice of a tensor of the checkpoint.
 #[derive(Clone, Debug)]
-pub struct ShardedTensor<'a> {
+pub struct TensorSlice<'a> {
     /// The tensor's name.
     pub name: &'a str,
     /// Its whole shape.
@@ -32,31 +32,48 @@ pub struct ShardedTensor<'a> {
     pub columns: Range<usize>,
 }
 
-impl<'a> ShardedTensor<'a> {
+impl<'a> TensorSlice<'a> {
     /// Creates a slice that is the whole tensor.
     pub fn whole(name: &'a str, shape: &'a [usize]) -> Self {
         let (rows, columns) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
         Self { name, shape, rows: 0..rows, columns: 0..columns }
+    }
+
+    /// Checks that the tensor has these rows and columns, and that they fit the rows of `target` from row `at` on.
+    pub(super) fn check(&self, target: &Tensor, at: usize) -> Result<()> {
+        let (whole, Self { name, shape, rows, columns }) = (Self::whole(self.name, self.shape), self);
+        let fits = rows.start <= rows.end
+            && rows.end <= whole.rows.end
+            && columns.start <= columns.end
+            && columns.end <= whole.columns.end
+            && columns.len() == target.columns()
+            && at.checked_add(rows.len()).is_some_and(|end| end <= target.rows());
+        if fits {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "rows {rows:?} and columns {columns:?} of tensor `{name}` {shape:?} do not fit a target of {:?} at row {at}",
+            target.shape()
+        )))
     }
 }
 
 /// A source that fills tensors with this rank's slices of the weights. All ranks request the same tensors in the same order.
 #[diagnostic::on_unimplemented(
     message = "a loader cannot read weights from `{Self}`",
-    note = "pass a `&Checkpoint` for a folder, a `MemorySource` for tensors in memory, or implement `WeightSource`"
+    note = "pass `&mut &checkpoint` for a folder, a `&mut MemorySource` for tensors in memory, or implement `WeightSource`"
 )]
 pub trait WeightSource {
     /// Copies this rank's slice into the rows of `target` from row `at` on, rounded to its type.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing or cannot be read, or if the rank that sends it fails.
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()>;
+    fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()>;
 }
 
 impl WeightSource for &Checkpoint {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let ShardedTensor { name, shape, rows, columns } = tensor.clone();
-        self.read_into(name, shape, rows, columns, target, at)
+    fn fill(&mut self, slice: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        self.read_into(slice, target, at)
     }
 }
 
@@ -68,7 +85,7 @@ pub struct MemorySource<'a> {
 }
 
 impl WeightSource for MemorySource<'_> {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+    fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         let Some(whole) = self.tensors.get(tensor.name) else {
             return Err(Error::input(format!("there is no tensor `{}`", tensor.name)));
         };
@@ -80,6 +97,7 @@ impl WeightSource for MemorySource<'_> {
                 whole.shape()
             )));
         }
+        tensor.check(target, at)?;
         let stored =
             StoredMatrix { bytes: whole.view().host()?, dtype: whole.dtype(), columns: whole.columns() };
         slice::copy(stored, tensor.rows.clone(), &tensor.columns, target, at)
@@ -135,7 +153,8 @@ impl Slice {
         target: &mut Tensor,
         at: usize,
     ) -> Result<()> {
-        checkpoint.read_into(&self.name, &self.shape, rows, self.columns.clone(), target, at)
+        let (name, shape, columns) = (&*self.name, &*self.shape, self.columns.clone());
+        checkpoint.read_into(&TensorSlice { name, shape, rows, columns }, target, at)
     }
 }
 
@@ -224,8 +243,8 @@ impl<'a> RootSource<'a> {
 }
 
 impl WeightSource for RootSource<'_> {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let ShardedTensor { name, shape, rows, columns } = tensor.clone();
+    fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let TensorSlice { name, shape, rows, columns } = tensor.clone();
         let (name, shape) = (name.into(), shape.into());
         let need = Need::Slice(Slice { name, shape, rows, columns, dtype: target.dtype() });
         self.round(&need, Some((target, at)))?;
@@ -242,7 +261,7 @@ pub struct Loader<'a> {
     stage: Stage,
     weights: DType,
     leaves: usize,
-    /// The bytes of the tensors that were to be loaded, if none is.
+    /// If set, counts the bytes of the tensors instead of allocating them.
     counted: Option<&'a Cell<u64>>,
 }
 
@@ -284,7 +303,7 @@ impl<'a> Loader<'a> {
         Self { leaves, ..self }
     }
 
-    /// Returns the loader with a counter of bytes: it allocates no memory, and its tensors are empty.
+    /// Returns the loader that adds the bytes of each tensor to `bytes`, and leaves the tensors empty.
     #[must_use]
     pub(crate) fn counting(self, bytes: &'a Cell<u64>) -> Self {
         Self { counted: Some(bytes), ..self }
@@ -347,7 +366,7 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// Returns the error of the source.
-    pub fn matrix(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
+    pub fn matrix(&mut self, tensors: &[TensorSlice<'_>]) -> Result<Tensor> {
         let columns = tensors.first().map_or(0, |tensor| tensor.columns.len());
         let rows = tensors.iter().map(|tensor| tensor.rows.len()).sum();
         let mut target = self.zeros(&[rows, columns], self.weights)?;
@@ -359,7 +378,7 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// Returns the error of the source.
-    pub fn vector(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
+    pub fn vector(&mut self, tensors: &[TensorSlice<'_>]) -> Result<Tensor> {
         let length = tensors.iter().map(|tensor| tensor.rows.len()).sum();
         let mut target = self.zeros(&[length], DType::F32)?;
         self.fill(tensors, &mut target)?;
@@ -370,13 +389,13 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// Returns the error of the source.
-    pub fn padded(&mut self, tensor: &ShardedTensor<'_>, rows: usize) -> Result<Tensor> {
+    pub fn padded(&mut self, tensor: &TensorSlice<'_>, rows: usize) -> Result<Tensor> {
         let mut target = self.zeros(&[rows, tensor.columns.len()], self.weights)?;
         self.source.fill(tensor, &mut target, 0)?;
         Ok(target)
     }
 
-    fn fill(&mut self, tensors: &[ShardedTensor<'_>], target: &mut Tensor) -> Result<()> {
+    fn fill(&mut self, tensors: &[TensorSlice<'_>], target: &mut Tensor) -> Result<()> {
         let mut at = 0;
         for tensor in tensors {
             self.source.fill(tensor, target, at)?;

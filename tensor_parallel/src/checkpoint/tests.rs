@@ -36,6 +36,15 @@ fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes(), json.as_bytes(), data].concat()
 }
 
+fn slice<'a>(
+    name: &'a str,
+    shape: &'a [usize],
+    rows: Range<usize>,
+    columns: Range<usize>,
+) -> TensorSlice<'a> {
+    TensorSlice { name, shape, rows, columns }
+}
+
 #[test]
 fn slices_hold_the_rows_and_columns_asked_for_and_their_bytes_are_counted() {
     let folder = folder(&[(SINGLE, &file())]);
@@ -43,18 +52,18 @@ fn slices_hold_the_rows_and_columns_asked_for_and_their_bytes_are_counted() {
     assert_eq!((checkpoint.total_bytes(), checkpoint.bytes_read()), (24 * 4 + 6 + 16, 0));
 
     let mut rows = Tensor::zeros(&[3, 6], DType::F32).unwrap();
-    checkpoint.read_into("w", &[4, 6], 1..3, 0..6, &mut rows, 1).unwrap();
+    checkpoint.read_into(&slice("w", &[4, 6], 1..3, 0..6), &mut rows, 1).unwrap();
     assert_eq!(rows.values().unwrap()[..6], [0.0; 6]);
     assert_eq!(rows.values().unwrap()[6..], (6..18u8).map(f32::from).collect::<Vec<_>>());
     assert_eq!(checkpoint.bytes_read(), 2 * 6 * 4);
 
     let mut columns = Tensor::zeros(&[4, 2], DType::BF16).unwrap();
-    checkpoint.read_into("w", &[4, 6], 0..4, 2..4, &mut columns, 0).unwrap();
+    checkpoint.read_into(&slice("w", &[4, 6], 0..4, 2..4), &mut columns, 0).unwrap();
     assert_eq!(*columns.values().unwrap(), [2.0, 3.0, 8.0, 9.0, 14.0, 15.0, 20.0, 21.0]);
     assert_eq!(checkpoint.bytes_read(), 2 * 6 * 4 + 4 * 2 * 4);
 
     let mut vector = Tensor::zeros(&[2], DType::F32).unwrap();
-    checkpoint.read_into("b", &[3], 1..3, 0..1, &mut vector, 0).unwrap();
+    checkpoint.read_into(&slice("b", &[3], 1..3, 0..1), &mut vector, 0).unwrap();
     assert_eq!(*vector.values().unwrap(), [2.0, 3.0]);
 }
 
@@ -78,11 +87,17 @@ fn ranges_that_do_not_fit_are_refused() {
     let folder = folder(&[(SINGLE, &file())]);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let mut target = Tensor::zeros(&[2, 6], DType::F32).unwrap();
-    assert!(checkpoint.read_into("w", &[4, 6], 3..5, 0..6, &mut target, 0).is_err());
-    assert!(checkpoint.read_into("w", &[4, 6], 0..2, 0..6, &mut target, 1).is_err());
-    assert!(checkpoint.read_into("w", &[4, 6], 0..2, 1..6, &mut target, 0).is_err());
-    assert!(checkpoint.read_into("w", &[4, 6], 0..2, 0..6, &mut target, usize::MAX).is_err());
+    assert!(checkpoint.read_into(&slice("w", &[4, 6], 3..5, 0..6), &mut target, 0).is_err());
+    assert!(checkpoint.read_into(&slice("w", &[4, 6], 0..2, 0..6), &mut target, 1).is_err());
+    assert!(checkpoint.read_into(&slice("w", &[4, 6], 0..2, 1..6), &mut target, 0).is_err());
+    assert!(checkpoint.read_into(&slice("w", &[4, 6], 0..2, 0..6), &mut target, usize::MAX).is_err());
     assert_eq!(checkpoint.bytes_read(), 0);
+    let tensors = HashMap::from([("w".to_owned(), Tensor::zeros(&[4, 6], DType::BF16).unwrap())]);
+    let mut source = MemorySource { tensors: &tensors };
+    assert!(source.fill(&slice("w", &[4, 6], 3..5, 0..6), &mut target, 0).is_err());
+    assert!(source.fill(&slice("w", &[4, 6], 0..2, 0..5), &mut target, 0).is_err());
+    assert!(source.fill(&slice("w", &[4, 6], 0..2, 0..6), &mut target, 1).is_err());
+    assert!(source.fill(&slice("w", &[4, 6], 2..4, 0..6), &mut target, 0).is_ok());
 }
 
 #[test]
@@ -339,7 +354,7 @@ proptest! {
         if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
             for name in checkpoint.names() {
                 let mut target = Tensor::zeros(&[4, 6], DType::F32).unwrap();
-                let _ = checkpoint.read_into(name, &[4, 6], 0..4, 0..6, &mut target, 0);
+                let _ = checkpoint.read_into(&slice(name, &[4, 6], 0..4, 0..6), &mut target, 0);
             }
         }
     }

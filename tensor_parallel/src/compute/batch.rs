@@ -185,6 +185,13 @@ impl SlotMapping {
         let pages = (0..self.runs.len()).flat_map(|run| self.held(run));
         pages.max().map_or(0, |page| *page as usize + 1)
     }
+
+    /// Replaces the slots by others, in the same memory.
+    fn set(&mut self, other: &Self) {
+        self.runs.clone_from(&other.runs);
+        self.pages.clone_from(&other.pages);
+        self.capacity = other.capacity;
+    }
 }
 
 /// The tokens of one forward pass, with their slots and rotations, which are computed once for all layers and stored where they
@@ -278,7 +285,7 @@ impl Batch {
             }
         }
         self.tokens.extend_from_slice(tokens);
-        self.slots.clone_from(slots);
+        self.slots.set(slots);
         self.least_pages = slots.least_pages();
         Ok(())
     }

@@ -22,7 +22,11 @@ pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
 /// Returns the rows of `x`, the inputs of a leaf, and the outputs.
 pub(super) fn linear_of_leaves(x: &Tensor, weight: &Tensor, leaves: usize) -> Result<[usize; 3]> {
     let (m, k) = (x.rows(), weight.columns());
-    if leaves == 0 || leaves.checked_mul(k) != Some(x.columns()) || !weight.rows().is_multiple_of(leaves) {
+    if x.shape().len() != 2
+        || leaves == 0
+        || leaves.checked_mul(k) != Some(x.columns())
+        || !weight.rows().is_multiple_of(leaves)
+    {
         return Err(Error::shape_mismatch("linear of leaves", x, weight));
     }
     Ok([m, k, weight.rows() / leaves])

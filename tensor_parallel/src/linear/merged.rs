@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Loader, ShardedTensor};
+use crate::checkpoint::{Loader, TensorSlice};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard::{self, ShardError};
@@ -68,10 +68,10 @@ fn join<'a>(
     names: &'a [String],
     shapes: impl Iterator<Item = &'a [usize]>,
     rows: &[Range<usize>],
-) -> Vec<ShardedTensor<'a>> {
-    let slice = |((name, shape), rows): ((&'a String, _), &Range<usize>)| ShardedTensor {
+) -> Vec<TensorSlice<'a>> {
+    let slice = |((name, shape), rows): ((&'a String, _), &Range<usize>)| TensorSlice {
         rows: rows.clone(),
-        ..ShardedTensor::whole(name, shape)
+        ..TensorSlice::whole(name, shape)
     };
     names.iter().zip(shapes).zip(rows).map(slice).collect()
 }

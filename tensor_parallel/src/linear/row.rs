@@ -5,10 +5,10 @@ use std::ops::Range;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
-use crate::checkpoint::{Loader, ShardedTensor};
+use crate::checkpoint::{Loader, TensorSlice};
 use crate::communicator::Communicator;
 use crate::compute::Compute;
-use crate::error::{ConfigurationError, Result};
+use crate::error::{ConfigurationError, Error, Result};
 use crate::norm::RmsNorm;
 use crate::shard;
 use crate::tensor::Tensor;
@@ -74,14 +74,14 @@ impl RowParallelLinear {
         };
         let count = leaves.unwrap_or(1);
         let all = shard::split_evenly(&what, inputs, count * world_size)?;
-        let whole = ShardedTensor::whole(&matrix, &shape);
+        let whole = TensorSlice::whole(&matrix, &shape);
         let parts = all[loader.rank() * count..][..count].iter();
         let parts: Vec<_> =
-            parts.map(|columns| ShardedTensor { columns: columns.clone(), ..whole.clone() }).collect();
+            parts.map(|columns| TensorSlice { columns: columns.clone(), ..whole.clone() }).collect();
         let weight = loader.matrix(&parts)?;
         let mut bias = None;
         if options.bias {
-            bias = Some(loader.vector(&[ShardedTensor::whole(&format!("{name}.bias"), &[outputs])])?);
+            bias = Some(loader.vector(&[TensorSlice::whole(&format!("{name}.bias"), &[outputs])])?);
         }
         Ok(Self { weight, leaves, bias, inputs: mine, options })
     }
@@ -180,6 +180,12 @@ impl RowParallelLinear {
     ) -> Result<&'a Tensor> {
         if self.options.input_is_parallel {
             return Ok(x);
+        }
+        if x.shape().len() != 2 {
+            return Err(Error::input(format!(
+                "the input of a layer is [positions, features], not {:?}",
+                x.shape()
+            )));
         }
         Ok(held.insert(compute.select_columns(x, self.inputs.clone())?))
     }

@@ -14,7 +14,7 @@ use super::llama::Llama;
 use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
 use super::stage::Stage;
-use crate::checkpoint::{Checkpoint, Loader, RootSource, ShardedTensor, WeightSource};
+use crate::checkpoint::{Checkpoint, Loader, RootSource, TensorSlice, WeightSource};
 use crate::compute::{self, Compute, SlotMapping};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::shard;
@@ -316,7 +316,7 @@ struct ObservedSource<'a, F> {
 }
 
 impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+    fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         self.source.fill(tensor, target, at)?;
         if self.last != tensor.name {
             tensor.name.clone_into(&mut self.last);

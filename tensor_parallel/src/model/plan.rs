@@ -10,7 +10,7 @@ use ryzanstein_process_group::DType;
 use super::config::LlamaConfig;
 use super::llama::Llama;
 use super::stage::Stage;
-use crate::checkpoint::{LEAVES, Loader, ShardedTensor, WeightSource};
+use crate::checkpoint::{LEAVES, Loader, TensorSlice, WeightSource};
 use crate::compute::Host;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::{self, ShardError};
@@ -34,7 +34,7 @@ pub struct TensorSpec {
 pub(super) struct NamedTensors(Vec<TensorSpec>);
 
 impl WeightSource for NamedTensors {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, _: &mut Tensor, _: usize) -> Result<()> {
+    fn fill(&mut self, tensor: &TensorSlice<'_>, _: &mut Tensor, _: usize) -> Result<()> {
         self.0.push(TensorSpec { name: tensor.name.into(), shape: tensor.shape.into() });
         Ok(())
     }
@@ -58,7 +58,7 @@ pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Result<Vec<TensorSpe
     Ok(source.0)
 }
 
-/// Returns the bytes of the first rank's weights of a stage, and names their tensors.
+/// Returns the bytes of the first rank's weights of a stage, and lists their tensors in `source`.
 ///
 /// # Errors
 /// Returns the errors of [`Llama::from_loader`].

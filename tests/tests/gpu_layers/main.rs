@@ -224,7 +224,7 @@ fn shapes_and_memories_that_do_not_fit_are_errors() {
     assert!(cuda.rms_norm(&a, &b, 0.0).is_err());
     assert!(cuda.swiglu(&a).is_err());
     assert!(cuda.select_columns(&a, 2..4).is_err());
-    // As long as a divisor, but neither of the shape of `a` nor of a row.
+    // One row, but a matrix: only a vector is added to every row.
     let half = there(&[1, 3]);
     assert!(cuda.add(&mut a, &half).is_err());
     let weight = there(&[3]);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{DType, ProcessGroup};
-use ryzanstein_tensor_parallel::checkpoint::{NoiseSource, ShardedTensor, WeightSource as _};
+use ryzanstein_tensor_parallel::checkpoint::{NoiseSource, TensorSlice, WeightSource as _};
 use ryzanstein_tensor_parallel::{Compute as _, Cuda, Error, Tensor};
 
 use super::median_us;
@@ -76,7 +76,7 @@ impl Products {
         let matrix = |name| {
             let shape = [SIDE; 2];
             let mut noise = cuda.zeros(&shape, DType::BF16)?;
-            NoiseSource.fill(&ShardedTensor::whole(name, &shape), &mut noise, 0)?;
+            NoiseSource.fill(&TensorSlice::whole(name, &shape), &mut noise, 0)?;
             Ok::<_, Error>(noise)
         };
         let (x, weight) = (matrix("x")?, matrix("weight")?);

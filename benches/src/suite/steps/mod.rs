@@ -361,7 +361,7 @@ impl Step {
     }
 }
 
-/// Returns the largest difference of two rows of logits, relative to the largest value. Infinite if it cannot be computed.
+/// Returns the largest difference of two arrays of logits, relative to the largest value of `want`. Infinite if it cannot be computed.
 pub fn difference(got: &[f32], want: &[f32]) -> f64 {
     let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     if got.len() != want.len() || !largest.is_normal() {

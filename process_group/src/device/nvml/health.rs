@@ -27,7 +27,7 @@ pub struct GpuSample {
     pub memory_total_bytes: Option<u64>,
     /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// Reasons that reduce the clocks at present. Idleness is none.
+    /// Reasons that reduce the clocks at present. Idleness does not count.
     pub throttled_by: Option<Vec<String>>,
     /// Errors since the driver was loaded that ECC corrected.
     pub ecc_corrected: Option<u64>,

@@ -209,15 +209,15 @@ impl NcclComm {
         outcome
     }
 
-    /// Splits the communicator of this kind off its parent's: that for calls off the abort communicator, this one off the bootstrap
-    /// communicator. All members of the parent take part. Those with the same colour form a communicator, in the order of the key that
-    /// follows it. A rank without a colour gets none.
+    /// Splits a communicator of this kind off one of `parent`'s: that for calls off the abort communicator, an abort communicator off the
+    /// bootstrap communicator. All members of that one take part. Those with the same colour form a communicator, in the order of the key
+    /// that follows it. A rank without a colour gets none.
     fn split(&self, parent: &Self, kind: Kind, part: Option<(u32, u32)>, deadline: Instant) -> Result<()> {
         parent.device.bind()?;
         let parents = lock(&parent.parents);
         let of = match kind {
             Kind::Launch => parents.abort,
-            _ => parents.bootstrap,
+            Kind::Abort | Kind::Bootstrap => parents.bootstrap,
         };
         let Some(of) = of else {
             parent.status.check()?;
@@ -248,7 +248,7 @@ impl NcclComm {
         match kind {
             _ if part.is_none() => {}
             Kind::Launch => *lock(&self.launch) = Some(handle),
-            _ => lock(&self.parents).abort = Some(handle),
+            Kind::Abort | Kind::Bootstrap => lock(&self.parents).abort = Some(handle),
         }
         Ok(())
     }

@@ -41,7 +41,8 @@ impl Cuda {
             return Ok(y);
         }
         let ours = self.multiply_ourselves(x, weight, bias, (false, out))?;
-        ours.map_or_else(|| self.multiply_rows(x, weight, bias, out), Ok)
+        // SAFETY: the shapes were checked above, and the bias is `f32`.
+        ours.map_or_else(|| unsafe { self.multiply_rows(x, weight, bias, out) }, Ok)
     }
 
     /// Computes `silu(gate) × up` of `x · weightᵀ + bias`, each row of which is gate, then up.
@@ -118,8 +119,11 @@ impl Cuda {
         Ok(Some(y))
     }
 
-    /// Computes a product of several rows with cuBLASLt. The operands fit, and the bias is `f32`: see [`multiply`](Self::multiply).
-    fn multiply_rows(
+    /// Computes a product of several rows with cuBLASLt.
+    ///
+    /// # Safety
+    /// The operands have the shapes of [`shapes::linear`], and the bias is `f32`.
+    unsafe fn multiply_rows(
         &self,
         x: &Tensor,
         weight: &Tensor,
@@ -139,9 +143,9 @@ impl Cuda {
         let bias = bias.map(address).transpose()?;
         let operands =
             Operands { x: address(x)?, w: address(weight)?, bias, out: self.kernels.address_mut(&mut y)? };
-        // SAFETY: all are tensors of the problem's shapes and types on this device, aligned to 256 bytes: `multiply` has checked the
-        // shapes, and a bias comes with an f32 result. They are borrowed until the product is enqueued, the result exclusively, and
-        // used in the order of the device's stream.
+        // SAFETY: all are tensors of the problem's shapes and types on this device, aligned to 256 bytes, by the caller's promise; a
+        // bias comes with an f32 result. They are borrowed until the product is enqueued, the result exclusively, and used in the
+        // order of the device's stream.
         unsafe { self.matmul.run(problem, operands) }?;
         if direct { Ok(y) } else { self.kernels.convert(&y, out) }
     }

@@ -152,6 +152,7 @@ impl Compute for Cuda {
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        shapes::add(x, y)?;
         self.kernels.add(x, y)
     }
 

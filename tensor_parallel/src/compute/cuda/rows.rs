@@ -23,7 +23,7 @@ fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
 }
 
 impl Kernels {
-    /// Returns rows `ids[i] - first` of the table in type `out`, for the ids of a batch. Writes zeros for ids that the table does not contain.
+    /// Returns rows `ids[i] - first` of the table in type `out`, for the ids of a batch. Ids that the table does not have give zeros.
     ///
     /// # Errors
     /// Returns an error if the batch is in other memory.
@@ -43,17 +43,22 @@ impl Kernels {
         Ok(y)
     }
 
-    /// Adds `y` to `x`, or to every row of `x` if `y` is a vector.
+    /// Computes `x += y`, with `y` repeated along `x`.
     ///
     /// # Errors
-    /// Returns an error if `y` has neither the shape of `x` nor that of a row.
+    /// Returns an error if the length of `y` does not divide that of `x`.
     pub(super) fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
-        shapes::add(x, y)?;
         let (count, period) = (x.count(), y.count());
+        if count == 0 {
+            return Ok(());
+        }
+        if period == 0 || !count.is_multiple_of(period) {
+            return Err(Error::shape_mismatch("add", x, y));
+        }
         let mut call = self.call(Source::Rows(x.dtype(), y.dtype()), "add");
         call.write(x)?.read(y)?.value(count as u64).value(period as u64);
         // SAFETY: the kernel reads and writes `count` elements of `x` and reads `period` elements of `y`, which is their whole
-        // length and, unless both are empty, not zero.
+        // length.
         unsafe { call.launch_over(count) }
     }
 
@@ -113,14 +118,15 @@ impl Kernels {
         let mut y = self.scratch(x.shape(), x.dtype())?;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
         call.read(x)?.read_optional(None)?;
-        self.launch_norm(call, weight, epsilon, &mut y)?;
+        // SAFETY: `x` and `y` have the same shape, with rows as long as the weight.
+        unsafe { self.launch_norm(call, weight, epsilon, &mut y) }?;
         Ok(y)
     }
 
-    /// Computes `x += y`, then as [`rms_norm`](Self::rms_norm) does.
+    /// Adds `y` to `x`, or to every row of `x` if `y` is a vector, and returns the norm of `x` as [`rms_norm`](Self::rms_norm) does.
     ///
     /// # Errors
-    /// Returns an error if the weight is not as long as a row, or as [`add`](Self::add) does.
+    /// Returns an error if the weight is not as long as a row, or `y` has neither the shape of `x` nor that of a row.
     pub(super) fn add_norm(
         &self,
         x: &mut Tensor,
@@ -129,6 +135,7 @@ impl Kernels {
         epsilon: f32,
     ) -> Result<Tensor> {
         if y.dtype() != x.dtype() || y.shape() != x.shape() {
+            shapes::add(x, y)?;
             self.add(x, y)?;
             return self.rms_norm(x, weight, epsilon);
         }
@@ -136,12 +143,16 @@ impl Kernels {
         let mut normed = self.scratch(x.shape(), x.dtype())?;
         let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "add_norm");
         call.write(x)?.read(y)?;
-        self.launch_norm(call, weight, epsilon, &mut normed)?;
+        // SAFETY: all have the same shape, with rows as long as the weight.
+        unsafe { self.launch_norm(call, weight, epsilon, &mut normed) }?;
         Ok(normed)
     }
 
-    /// Launches a norm into `out`, whose first operands have been given. They and the rows of `out` are as long as the weight.
-    fn launch_norm<'a>(
+    /// Launches a norm into `out`, whose first operands have been given.
+    ///
+    /// # Safety
+    /// The first operands have the shape of `out`, whose rows are as long as the weight.
+    unsafe fn launch_norm<'a>(
         &'a self,
         mut call: KernelCall<'a>,
         weight: &'a Tensor,
@@ -153,7 +164,7 @@ impl Kernels {
         let is_settled = u32::from(self.here(weight)?.is_settled());
         call.read(weight)?.write(out)?.value(columns).value(epsilon).value(is_settled);
         // SAFETY: a block reads a row of `x`, of `y` unless it is null, and the weight, and writes a row of `out` and, if there is a `y`,
-        // of `x`. All have `columns` elements, as the callers have checked. It reads the weight before the previous kernel has ended
+        // of `x`. All have `columns` elements, by the caller's promise. It reads the weight before the previous kernel has ended
         // only if no kernel has written it.
         unsafe { call.launch([rows, 1], threads) }
     }
