@@ -66,11 +66,10 @@ struct Work {
     /// The lengths of timed prompts
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     prefill: Vec<usize>,
-    /// Add so many tokens of another prompt to a pass: each sequence alone gets its token, the prompt alone gets its tokens, then one
-    /// pass computes both. It must give the same logits
+    /// Compare three passes: the sequences alone, a chunk of another prompt alone, and both together. All give the same logits
     #[arg(long, value_name = "TOKENS")]
     chunk: Option<usize>,
-    /// Print the kernels of a captured pass of so many sequences on rank 0, with their times, gaps and shares of the bandwidth
+    /// Print each kernel of a captured pass on rank 0: its time, its gap and its share of the bandwidth
     #[arg(long, value_name = "SEQUENCES", value_delimiter = ',')]
     nodes: Vec<usize>,
     /// The file for the times in microseconds
