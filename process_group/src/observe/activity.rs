@@ -23,7 +23,7 @@ pub struct GroupActivity {
     /// The number of the newest collective that this rank has begun, 0 before the first. `None` if the recorder no longer contains
     /// it.
     pub begun: Option<u64>,
-    /// The operation of that collective.
+    /// The [name](Operation::name) of that collective's operation.
     pub operation: Option<String>,
     /// The number of the newest collective that has returned, like [`begun`](Self::begun). On a GPU a call returns when it has been
     /// enqueued.
@@ -73,11 +73,11 @@ pub struct RecentLatency {
 pub struct CurrentCall {
     /// Its number in the group (for messages: in the pair and direction), from 1.
     pub number: u64,
-    /// The operation of the call.
+    /// The [name](Operation::name) of its operation.
     pub operation: String,
     /// True for a send or receive.
     pub is_message: bool,
-    /// Time since its start.
+    /// Time since its start in seconds, rounded down to milliseconds.
     pub elapsed_s: f64,
 }
 

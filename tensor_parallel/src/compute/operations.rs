@@ -230,6 +230,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// the batch after the last call for the positions before: a GPU may read them early.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
-    /// Copies columns of blocks `[blocks, rows, width]` that lie side by side, `[rows, blocks × width]`. A matrix is one block.
+    /// Copies columns of blocks `[blocks, rows, width]` that lie side by side, `[rows, blocks × width]`, and returns
+    /// `[rows, columns]`. A matrix is one block.
+    ///
+    /// # Errors
+    /// Returns an error if the blocks do not have these columns, or the device fails.
     fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 }

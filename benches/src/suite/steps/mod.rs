@@ -195,7 +195,7 @@ pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Jo
     JobContext::of(manager, |manager| manager.world(), &rows, link_gbs)
 }
 
-/// Returns a model with random weights.
+/// Returns a model with random weights, held in type `dtype`, on the device of the group.
 ///
 /// # Errors
 /// Returns the errors of the model's layers.
