@@ -97,4 +97,17 @@ impl ParallelLmHead {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
         gather_columns(&local, self.weight.vocabulary, compute, group)
     }
+
+    /// Returns candidates for the most likely token of each row, identical on every rank: `[positions, pairs × 2]`, as
+    /// [`Compute::argmax`] does for this rank's shard of the vocabulary, of all ranks. Takes one all-gather.
+    ///
+    /// # Errors
+    /// Returns the errors of [`forward`](Self::forward).
+    pub fn argmax(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
+        let VocabularyWeight { rows, first, vocabulary } = &self.weight;
+        let local = compute.linear(x, rows, None, DType::F32)?;
+        let real = vocabulary.saturating_sub(*first).min(rows.rows());
+        let mine = compute.argmax(&local, *first..first + real)?;
+        gather_columns(&mine, group.world_size() * mine.columns(), compute, group)
+    }
 }

@@ -238,6 +238,12 @@ pub enum RequestError {
         /// The sequence.
         sequence: usize,
     },
+    /// A sequence that is to get a chosen token, but the previous pass chose none for it.
+    #[error("the previous pass chose no token for sequence {sequence}; pass its tokens")]
+    NothingChosen {
+        /// The sequence.
+        sequence: usize,
+    },
     /// A fork of more positions than a sequence has cached.
     #[error("cannot fork the first {length} positions of sequence {sequence}: it holds {held}")]
     ShortSequence {

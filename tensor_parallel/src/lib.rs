@@ -33,6 +33,7 @@
 //! | compute on GPUs or on your own device | [`Compute`]: [`Cuda`], [`Host`] |
 //! | know which world sizes a model can have | [`legal_world_sizes`] |
 
+mod argmax;
 pub mod attention;
 pub mod checkpoint;
 mod communicator;
@@ -69,8 +70,8 @@ pub use generate::{
     TextModel, TextStream, Tokenizer,
 };
 pub use model::{
-    Decoder, Llama, LlamaConfig, LoadReport, ModelGroups, Passes, check_stages, check_world_size,
-    legal_world_sizes,
+    Decoder, GreedyPass, Llama, LlamaConfig, LoadReport, ModelGroups, NextTokens, Passes, check_stages,
+    check_world_size, legal_world_sizes,
 };
 pub use tensor::Tensor;
 

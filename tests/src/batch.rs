@@ -1,9 +1,10 @@
 //! Sequences that are decoded together.
 
+use std::slice;
 use std::sync::Arc;
 
 use ryzanstein_process_group::ProcessGroup;
-use ryzanstein_tensor_parallel::{CacheSize, Decoder, Llama, Passes};
+use ryzanstein_tensor_parallel::{CacheSize, Decoder, GreedyPass, Llama, NextTokens, Passes};
 
 use crate::fixtures::Expected;
 
@@ -104,4 +105,59 @@ pub fn mixed(
     decoder.fork(0, 1, input.len() - 1).unwrap();
     step(&mut decoder, &[(1, 1)]);
     seen
+}
+
+/// Continues prompts by `steps` tokens each in greedy passes, most of which start before the tokens of the one before are known. Prompts
+/// enter one after the other, the order of the sequences changes, and now and then some get their token from the host.
+///
+/// # Panics
+/// When the model fails.
+pub fn greedy(
+    model: &Arc<Llama>,
+    prompts: &[Vec<u32>],
+    steps: usize,
+    passes: Passes,
+    group: &mut ProcessGroup,
+) -> Vec<Vec<u32>> {
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let mut decoder = model.decoder(CacheSize::full(prompts.len(), longest + steps), passes).unwrap();
+    let (mut made, mut started) = (vec![Vec::new(); prompts.len()], vec![0; prompts.len()]);
+    let mut ahead: Option<(Vec<usize>, GreedyPass)> = None;
+    for round in 0.. {
+        let from_host = round % 4 == 3;
+        if from_host {
+            finish(ahead.take(), &mut made, group);
+        }
+        let running = |i: &usize| round >= 2 * i && started[*i] < steps;
+        let mut sequences: Vec<usize> = (0..prompts.len()).filter(running).collect();
+        let shift = round % sequences.len().max(1);
+        sequences.rotate_left(shift);
+        let pair = |i: &usize| match made[*i].last() {
+            _ if started[*i] == 0 => (*i, NextTokens::Known(&prompts[*i][..])),
+            Some(token) if from_host && i.is_multiple_of(2) => {
+                (*i, NextTokens::Known(slice::from_ref(token)))
+            }
+            _ => (*i, NextTokens::Chosen),
+        };
+        let pairs: Vec<_> = sequences.iter().map(pair).collect();
+        let pass = (!pairs.is_empty()).then(|| decoder.start_greedy(&pairs, group).unwrap());
+        for i in &sequences {
+            started[*i] += 1;
+        }
+        let before = std::mem::replace(&mut ahead, pass.map(|pass| (sequences, pass)));
+        let is_over = before.is_none() && ahead.is_none() && started.iter().all(|n| *n == steps);
+        finish(before, &mut made, group);
+        if is_over {
+            break;
+        }
+    }
+    made
+}
+
+/// Waits for the tokens of a pass of these sequences, if there is one.
+fn finish(pass: Option<(Vec<usize>, GreedyPass)>, made: &mut [Vec<u32>], group: &mut ProcessGroup) {
+    let Some((sequences, pass)) = pass else { return };
+    for (sequence, token) in sequences.into_iter().zip(pass.wait(group).unwrap()) {
+        made[sequence].push(token);
+    }
 }

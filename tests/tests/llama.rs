@@ -3,10 +3,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::{
-    CacheSize, Error, GenerateOptions, Llama, Passes, Penalties, Sampling, StopReason,
+    CacheSize, Error, GenerateOptions, GreedyPass, Llama, NextTokens, Passes, Penalties, Sampling, StopReason,
 };
+use ryzanstein_tests::batch::greedy;
 use ryzanstein_tests::{fixtures::folder, on_loopback};
 use tempfile::TempDir;
 
@@ -188,4 +189,67 @@ fn a_root_sends_each_rank_no_more_than_its_own_share() {
             assert!(share <= 2 * 64 * c.hidden, "rank {} received {received} bytes", group.rank());
         }
     });
+}
+
+/// Returns the tokens after a prompt, each the most likely one by the logits of a pass.
+fn by_logits(model: &Arc<Llama>, prompt: &[u32], steps: usize, group: &mut ProcessGroup) -> Vec<u32> {
+    let mut decoder = model.decoder(CacheSize::full(1, prompt.len() + steps), Passes::Eager).unwrap();
+    let (mut next, mut made) = (prompt.to_vec(), Vec::new());
+    for _ in 0..steps {
+        let logits = decoder.prefill(0, &next, group).unwrap().values().unwrap().into_owned();
+        let greater = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+        next = vec![(0..logits.len()).reduce(greater).unwrap() as u32];
+        made.extend_from_slice(&next);
+    }
+    made
+}
+
+#[test]
+fn greedy_passes_choose_the_most_likely_tokens_of_sequences_that_come_and_go() {
+    for (name, ranks) in [("llama-gqa", 1), ("llama-gqa", 4), ("llama-mha", 8)] {
+        let all = on_loopback(ranks, |group| {
+            let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+            let prompts = [vec![1], vec![5, 9, 3, 7], (0..20).collect(), vec![2, 2]];
+            let expected = prompts.each_ref().map(|prompt| by_logits(&model, prompt, 11, group));
+            let got = greedy(&model, &prompts, 11, Passes::Graph, group);
+            assert_eq!(got, expected, "{name}, {ranks} ranks");
+            got
+        });
+        assert!(all.iter().all(|tokens| *tokens == all[0]));
+    }
+}
+
+#[test]
+fn a_token_that_no_pass_has_chosen_is_refused_and_the_sequences_stay_as_they_were() {
+    let mut group = ProcessGroup::loopback(1).remove(0);
+    let model = Arc::new(Llama::load(&folder("llama-gqa"), None, &mut group).unwrap());
+    let mut decoder = model.decoder(CacheSize::full(2, 20), Passes::Graph).unwrap();
+    let refused = |result: Result<GreedyPass, Error>, sequence: usize| {
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains(&format!("chose no token for sequence {sequence}")), "{message}");
+    };
+    let (known, chosen) = (NextTokens::Known(&[3, 4]), NextTokens::Chosen);
+    refused(decoder.start_greedy(&[(0, chosen)], &mut group), 0);
+    let pass = decoder.start_greedy(&[(0, known)], &mut group).unwrap();
+    refused(decoder.start_greedy(&[(0, chosen), (1, chosen)], &mut group), 1);
+    assert_eq!((decoder.len(0), decoder.len(1)), (2, 0));
+    let first = pass.wait(&mut group).unwrap();
+    // What a pass has chosen stays known until the next pass.
+    decoder.truncate(0, 2);
+    let again = decoder.start_greedy(&[(0, chosen), (1, known)], &mut group).unwrap();
+    let again = again.wait(&mut group).unwrap();
+    decoder.truncate(0, 2);
+    assert_eq!(
+        decoder
+            .start_greedy(&[(0, NextTokens::Known(&first))], &mut group)
+            .unwrap()
+            .wait(&mut group)
+            .unwrap()[0],
+        again[0]
+    );
+    assert_eq!(again[1], first[0]);
+    // A pass that returns logits chooses nothing.
+    decoder.decode(&[(0, 1)], &mut group).unwrap();
+    refused(decoder.start_greedy(&[(0, chosen)], &mut group), 0);
+    assert!(!decoder.is_asynchronous());
 }

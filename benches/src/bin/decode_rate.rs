@@ -23,7 +23,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{DType, ProcessGroup, units};
 use ryzanstein_tensor_parallel::compute::PAGE_SIZE;
-use ryzanstein_tensor_parallel::{CacheSize, Compute as _, Cuda, Llama, Passes, Tensor};
+use ryzanstein_tensor_parallel::{CacheSize, Compute as _, Cuda, Llama, NextTokens, Passes, Tensor};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
@@ -126,18 +126,21 @@ fn rank(work: &Work) -> Result<()> {
             kinds.iter().map(|kind| pass(&model, n, work, *kind, group)).collect::<Result<Vec<_>>>()?;
         let times: Vec<f64> = passes.iter().map(|passes| passes.time).collect();
         let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+        let token_to_token = greedy(&model, n, work, kinds[kinds.len() - 1], group)?;
         let first = *of_first.get_or_insert(best);
         let mut row = vec![n.to_string()];
         row.extend(times.iter().map(|time| units::time(time * 1e6)));
-        row.extend([format!("{:.1}", n as f64 / best), format!("{:.2}", best / first)]);
+        row.push(units::time(token_to_token * 1e6));
+        row.extend([format!("{:.1}", n as f64 / token_to_token), format!("{:.2}", best / first)]);
         let digests: BTreeSet<&str> = passes.iter().map(|passes| &*passes.digest).collect();
         row.push(Vec::from_iter(digests).join(" "));
         rows.push(row);
-        results.push(json!({"sequences": n, "prompt": work.prompt, "us": best * 1e6}));
+        let token_to_token = token_to_token * 1e6;
+        results.push(json!({"sequences": n, "prompt": work.prompt, "us": best * 1e6, "token_to_token_us": token_to_token}));
     }
     let mut head = vec!["sequences", "one by one"];
     head.extend(kinds.get(1).map(|_| "in a graph"));
-    head.extend(["tokens/s", "of the first's", "digest"]);
+    head.extend(["token to token", "tokens/s", "of the first's", "digest"]);
     let is_first = group.rank().0 == 0;
     if is_first && !rows.is_empty() {
         print!("{}", table::columns(&head, 0, &rows));
@@ -279,6 +282,33 @@ fn pass(
     }
     let digest = hash.finalize().iter().take(6).fold(0, |all, byte| all << 8 | u64::from(*byte));
     Ok(Measured { time: median(times), digest: format!("{digest:012x}") })
+}
+
+/// Returns the time in seconds from one token of each of `n` sequences to the next, as greedy passes choose them: on GPUs, a pass starts
+/// before the host has the tokens of the one before.
+fn greedy(model: &Arc<Llama>, n: usize, work: &Work, kind: Passes, group: &mut ProcessGroup) -> Result<f64> {
+    let (prompt, passes) = (work.prompt, work.passes.get());
+    let text: Vec<u32> = (0..prompt).map(token).collect();
+    let mut decoder = model.decoder(CacheSize::full(n, prompt + WARM_UP + passes), kind)?;
+    let mut times = Vec::new();
+    let prompts: Vec<_> = (0..n).map(|sequence| (sequence, NextTokens::Known(&text[..]))).collect();
+    let chosen: Vec<_> = (0..n).map(|sequence| (sequence, NextTokens::Chosen)).collect();
+    let mut pass = decoder.start_greedy(&prompts, group)?;
+    let mut started = Instant::now();
+    for _ in 0..WARM_UP + passes {
+        let next = decoder.start_greedy(&chosen, group)?;
+        let tokens = pass.wait(group)?;
+        // Rounding may part the sequences of a batch.
+        ensure!(
+            group.numerics() == Numerics::Fast || tokens.iter().all(|token| *token == tokens[0]),
+            "sequences with the same tokens go on with {tokens:?}"
+        );
+        pass = next;
+        times.push(started.elapsed().as_secs_f64());
+        started = Instant::now();
+    }
+    pass.wait(group)?;
+    Ok(median(times.split_off(WARM_UP)))
 }
 
 /// Returns the median times in seconds of passes that give each of `n` sequences a token, that give one more sequence `chunk` tokens of

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::ProcessGroup;
 use super::inner::Buffers;
+use crate::device::Event;
 use crate::device::buffer::{Buffer, BufferMut, Memory};
 use crate::error::Result;
 use crate::types::dtype::DType;
@@ -174,6 +175,13 @@ impl ProcessGroup {
     pub fn synchronize(&mut self) -> Result<()> {
         self.wait_idle();
         self.inner.synchronize()
+    }
+
+    /// Waits until the group's GPU has passed an event, as [`synchronize`](Self::synchronize) does for all work: later work may still
+    /// run. Returns at once on host memory.
+    pub fn synchronize_event(&mut self, event: &Event) -> Result<()> {
+        self.wait_idle();
+        self.inner.synchronize_event(event)
     }
 
     /// Tells the other ranks that this rank makes no more calls, where calls are compared in the background.

@@ -11,6 +11,7 @@ use tracing::span::EnteredSpan;
 use super::GroupInfo;
 use crate::backend::Completion;
 use crate::backend::call::{AddNorm, Call, Interrupt};
+use crate::device::Event;
 use crate::device::buffer::{Memory, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::factory::AnyBackend;
@@ -251,10 +252,20 @@ impl GroupInner {
 
     /// Waits until all enqueued work is done.
     pub(super) fn synchronize(&self) -> Result<()> {
+        self.wait_for(StreamGroup::synchronize)
+    }
+
+    /// Waits for an event on the GPU.
+    pub(super) fn synchronize_event(&self, event: &Event) -> Result<()> {
+        self.wait_for(|backend, deadline| backend.synchronize_event(event, deadline))
+    }
+
+    /// Waits with the group's deadline. Without a GPU there is nothing to wait for.
+    fn wait_for(&self, wait: impl FnOnce(&mut StreamGroup, Instant) -> Result<()>) -> Result<()> {
         let core = &mut *lock(&self.core);
         let deadline = core.deadline(Instant::now());
         let outcome = core.check().and_then(|()| match core.backend.stream_mut() {
-            Some(backend) => backend.synchronize(deadline),
+            Some(backend) => wait(backend, deadline),
             None => Ok(()),
         });
         self.judge_newest(core, outcome)

@@ -372,16 +372,28 @@ impl StreamGroup {
     /// # Errors
     /// As [`submit`](Backend::submit).
     pub(crate) fn synchronize(&mut self, deadline: Instant) -> Result<()> {
-        let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
+        let [compute, side] = &self.ends;
         // Other threads may enqueue more in the meantime: that is not waited for.
         compute.record(&self.streams[COMPUTE])?;
         side.record(&self.streams[SIDE])?;
-        let group = &watchdog.status().members.group;
-        let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
-        watchdog.wait(what, None, deadline, || Ok(compute.is_done()? && side.is_done()?))?;
-        watchdog.report(CallerEvent::Idle);
+        self.wait(deadline, || Ok(compute.is_done()? && side.is_done()?))?;
+        self.watchdog.report(CallerEvent::Idle);
         self.has_own_kernels = false;
         Ok(())
+    }
+
+    /// Waits for an event on the GPU, at most until the deadline. Later work may still run.
+    ///
+    /// # Errors
+    /// As [`submit`](Backend::submit).
+    pub(crate) fn synchronize_event(&self, event: &Event, deadline: Instant) -> Result<()> {
+        self.wait(deadline, || Ok(event.is_done()?))
+    }
+
+    fn wait(&self, deadline: Instant, done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let group = &self.watchdog.status().members.group;
+        let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
+        self.watchdog.wait(what, None, deadline, done)
     }
 
     /// Returns the watchdog of the group.

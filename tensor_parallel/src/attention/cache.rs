@@ -87,6 +87,11 @@ impl KvCache {
         self.tables.free()
     }
 
+    /// Returns true if the cache is in the memory of a GPU.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.layers.first().is_some_and(LayerCache::is_on_device)
+    }
+
     /// Removes all but the first `length` positions of a sequence.
     pub fn truncate(&mut self, sequence: usize, length: usize) {
         if let Some(held) = self.lengths.get_mut(sequence) {

@@ -8,6 +8,7 @@ use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, PAGE_SIZE, SlotMapping};
 use super::captured_graph::CapturedGraph;
+use crate::argmax;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
@@ -56,6 +57,11 @@ impl LayerCache {
     pub fn new(compute: &dyn Compute, [pages, kv_heads, head_dim]: [usize; 3], dtype: DType) -> Result<Self> {
         let shape = [pages, kv_heads, PAGE_SIZE, head_dim];
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
+    }
+
+    /// Returns true if the cache is in the memory of a GPU.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.keys.device().is_some()
     }
 
     /// Returns the elements of one head at some positions, which are within one page of a sequence's.
@@ -236,4 +242,25 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// # Errors
     /// Returns an error if the blocks do not have these columns, or the device fails.
     fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor>;
+
+    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, of which the first `tokens.len()` columns
+    /// are those of `tokens`: `[rows, 2 × parts]` in `f32`. Each part of a row gives its greatest logit, NaN before all others, and the
+    /// lowest token that has it. The number of parts depends on the width alone. The default computes one part in host memory.
+    ///
+    /// # Errors
+    /// Returns an error if `x` is not `f32` or does not have these columns, a token is above 2²⁴, or the device fails.
+    fn argmax(&self, x: &Tensor, tokens: Range<usize>) -> Result<Tensor> {
+        argmax::candidates(x, &tokens)
+    }
+
+    /// Replaces tokens of a batch by those of the [candidates](Self::argmax) of some ranks `[rows, pairs]`, without waiting for them:
+    /// the token of each row of the batch is that of row `from[row]` of the candidates, if there is one. Only called with candidates in
+    /// the memory of a GPU.
+    ///
+    /// # Errors
+    /// Returns an error if the rows do not fit, or the device fails. The default returns an error.
+    fn choose_tokens(&self, batch: &mut Batch, candidates: &Tensor, from: &[Option<usize>]) -> Result<()> {
+        let _ = (batch, candidates, from);
+        Err(Error::input("tokens are chosen in the memory of a GPU only"))
+    }
 }

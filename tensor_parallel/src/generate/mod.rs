@@ -23,7 +23,7 @@ pub use self::tokenizer::Tokenizer;
 use crate::attention::CacheSize;
 use crate::digest::digest;
 use crate::error::{RequestError, Result};
-use crate::model::{Decoder, Llama, ModelGroups, Passes, all_gather};
+use crate::model::{Decoder, Llama, ModelGroups, NextTokens, Passes, all_gather, synchronize};
 
 /// The options of a generation.
 #[derive(Clone, PartialEq, Debug)]
@@ -107,26 +107,43 @@ impl Llama {
         if options.max_new_tokens == 0 {
             return Ok(generated);
         }
-        // The last token is sampled but not fed back.
+        // The last token is chosen but not fed back.
         let positions = prompt.len().saturating_add(options.max_new_tokens - 1);
         let mut decoder = Decoder::new(self, CacheSize::full(1, positions), options.passes)?;
-        let mut token = sampler.choose(&decoder.prefill(0, prompt, groups)?.values()?)?;
+        // Tokens that the model has not seen, and the pass that a GPU has begun before the host knew its token.
+        let (mut next, mut ahead) = (prompt.to_vec(), None);
         loop {
+            let is_last = generated.tokens.len() + 1 == options.max_new_tokens;
+            let token = if sampler.is_greedy() {
+                let pass = match ahead.take() {
+                    Some(pass) => pass,
+                    None => decoder.start_greedy(&[(0, NextTokens::Known(&next))], groups)?,
+                };
+                if decoder.is_asynchronous() && !is_last {
+                    ahead = Some(decoder.start_greedy(&[(0, NextTokens::Chosen)], groups)?);
+                }
+                pass.wait(groups)?[0]
+            } else {
+                sampler.choose(&decoder.prefill(0, &next, groups)?.values()?)?
+            };
             generated.tokens.push(token);
             let wish = on_token(token);
-            if !options.ignore_end && self.config.eos_tokens.contains(&token) {
-                generated.stop = StopReason::End(token);
-                return Ok(generated);
+            let is_end = !options.ignore_end && self.config.eos_tokens.contains(&token);
+            if is_end || wish.is_break() || is_last {
+                if is_end {
+                    generated.stop = StopReason::End(token);
+                } else if wish.is_break() {
+                    generated.stop = StopReason::Caller;
+                }
+                break;
             }
-            if wish.is_break() {
-                generated.stop = StopReason::Caller;
-                return Ok(generated);
-            }
-            if generated.tokens.len() == options.max_new_tokens {
-                return Ok(generated);
-            }
-            token = sampler.choose(&decoder.decode(&[(0, token)], groups)?.values()?)?;
+            next.clear();
+            next.push(token);
         }
+        if ahead.is_some() {
+            synchronize(groups)?;
+        }
+        Ok(generated)
     }
 }
 

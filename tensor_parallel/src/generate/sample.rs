@@ -6,11 +6,8 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use crate::error::{ConfigurationError, Error, Result};
-
-/// The reason of logits that are no finite numbers, and the remedy.
-const OVERFLOW: &str = "values have overflowed, or the weights are damaged; f16 ends at 65504, so compute in bf16 or f32 \
-                        (--dtype, model.dtype)";
+use crate::argmax::most_likely;
+use crate::error::{ConfigurationError, Result};
 
 /// The sampling method.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -108,6 +105,11 @@ impl Sampler {
         Ok(self)
     }
 
+    /// Returns true if it takes the most likely token, whatever came before.
+    pub fn is_greedy(&self) -> bool {
+        self.sampling == Sampling::Greedy && self.penalties == Penalties::default()
+    }
+
     /// Samples the next token.
     ///
     /// # Errors
@@ -138,23 +140,13 @@ impl Sampler {
     }
 
     fn choose_from(&mut self, logits: &[f32]) -> Result<u32> {
-        if let Some(index) = logits.iter().position(|l| l.is_nan()) {
-            return Err(Error::input(format!("the logit of token {index} is not a number: {OVERFLOW}")));
-        }
-        let greatest = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
-        let greatest = greatest.ok_or_else(|| Error::input("there are no logits to choose from"))?;
-        if logits[greatest].is_infinite() {
-            return Err(Error::input(format!(
-                "the greatest logit, that of token {greatest}, is {}: {OVERFLOW}",
-                logits[greatest]
-            )));
-        }
+        let (token, greatest) = most_likely(logits)?;
         match self.sampling {
-            Sampling::Greedy => Ok(greatest as u32),
+            Sampling::Greedy => Ok(token),
             Sampling::Random { temperature, top_p, top_k, .. } => {
                 let random = self.next();
                 let most = top_k.map_or(usize::MAX, NonZeroUsize::get);
-                Ok(sample(logits, f64::from(logits[greatest]), temperature, (top_p, most), random))
+                Ok(sample(logits, f64::from(greatest), temperature, (top_p, most), random))
             }
         }
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError, Event, PinnedBuffer};
 use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
 
 use super::staging::Staging;
@@ -23,6 +23,8 @@ use crate::storage::{Storage, with_elements};
 pub(crate) struct Gpu {
     pub(crate) device: Device,
     staging: Mutex<Staging>,
+    /// The places of earlier [downloads](super::Download).
+    pub(super) downloads: Mutex<Vec<(PinnedBuffer, Event)>>,
     pool: Mutex<Pool>,
 }
 
@@ -72,6 +74,7 @@ impl Gpu {
         Arc::new(Self {
             device: device.clone(),
             staging: Mutex::new(Staging::new(threads)),
+            downloads: Mutex::default(),
             pool: Mutex::default(),
         })
     }
@@ -254,6 +257,10 @@ impl DeviceArray {
 
     pub(crate) fn is_on(&self, gpu: &Gpu) -> bool {
         self.block.is_on(gpu)
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        &self.block.gpu
     }
 
     pub(crate) fn address(&self) -> u64 {

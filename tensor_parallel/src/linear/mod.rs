@@ -26,8 +26,9 @@ pub(crate) fn gather_columns(
 ) -> Result<Tensor> {
     let mut blocks = compute.scratch(&[group.world_size(), local.rows(), local.columns()], local.dtype())?;
     group.all_gather(local, &mut blocks)?;
-    if group.world_size() == 1 && keep == local.columns() {
-        return blocks.reshape(local.shape());
+    let columns = group.world_size() * local.columns();
+    if keep == columns && (group.world_size() == 1 || local.rows() == 1) {
+        return blocks.reshape(&[local.rows(), columns]);
     }
     compute.select_columns(&blocks, 0..keep)
 }

@@ -11,11 +11,13 @@ use std::sync::Arc;
 use ryzanstein_process_group::CapturedCalls;
 
 use super::groups::{ModelGroups, synchronize};
-use super::llama::{Llama, MicroBatch};
+use super::llama::{Llama, MicroBatch, Output};
 use super::stage::cut;
+use crate::argmax::{candidates, choose};
 use crate::attention::{CacheSize, KvCache};
 use crate::compute::{CapturedGraph, SlotMapping};
 use crate::error::{Error, RequestError, Result};
+use crate::gpu::Download;
 use crate::tensor::Tensor;
 
 /// Sequences that grow token by token, several in one pass.
@@ -36,12 +38,12 @@ use crate::tensor::Tensor;
 #[derive(Debug)]
 pub struct Decoder<M = Arc<Llama>> {
     // First, so that the graphs are dropped before the memory whose addresses they contain: their own, the cache's, the model's.
-    passes: BTreeMap<usize, Pass>,
+    passes: BTreeMap<(usize, Output), Pass>,
     cache: KvCache,
     model: M,
     kind: Passes,
-    /// Logits of the last pass that gave a sequence several tokens.
-    logits: Option<Tensor>,
+    /// The result of the newest pass.
+    newest: Option<Newest>,
 }
 
 /// The execution of a [`Decoder`]'s passes of one token per sequence.
@@ -59,8 +61,89 @@ struct Pass {
     // First, as above.
     recorded: Option<(CapturedGraph, CapturedCalls)>,
     part: MicroBatch,
-    logits: Option<Tensor>,
+    result: Option<Arc<Tensor>>,
 }
+
+/// The result of a pass.
+#[derive(Debug)]
+struct Newest {
+    /// The sequence of each row.
+    sequences: Vec<usize>,
+    output: Output,
+    rows: Arc<Tensor>,
+}
+
+impl Newest {
+    /// Returns the row of a sequence for which the pass chose a token. `likely` is where it probably is.
+    fn row_of(&self, sequence: usize, likely: usize) -> Option<usize> {
+        if self.output != Output::Candidates {
+            None
+        } else if self.sequences.get(likely) == Some(&sequence) {
+            Some(likely)
+        } else {
+            self.sequences.iter().position(|there| *there == sequence)
+        }
+    }
+}
+
+/// The tokens that a sequence gets in a [greedy pass](Decoder::start_greedy).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NextTokens<'a> {
+    /// These tokens.
+    Known(&'a [u32]),
+    /// The token that the previous pass chose for the sequence, which the caller need not know yet.
+    Chosen,
+}
+
+/// A pass that chooses tokens, perhaps under way. Made by [`Decoder::start_greedy`].
+#[derive(Debug)]
+pub struct GreedyPass {
+    rows: usize,
+    candidates: Candidates,
+}
+
+#[derive(Debug)]
+enum Candidates {
+    Here(Arc<Tensor>),
+    Coming(Download),
+}
+
+impl GreedyPass {
+    /// Waits for the tokens, at most until the timeout of the groups, which are those of the pass. A later pass may still run.
+    ///
+    /// # Errors
+    /// Returns an error if a group has failed, or if logits are no finite numbers: values have overflowed, or the weights are damaged.
+    pub fn wait(self, groups: &mut dyn ModelGroups) -> Result<Vec<u32>> {
+        match &self.candidates {
+            Candidates::Here(candidates) => choose(&candidates.values()?, self.rows),
+            Candidates::Coming(download) => {
+                if let Some(event) = download.event() {
+                    groups.tensor().synchronize_event(event)?;
+                }
+                choose(download.values()?, self.rows)
+            }
+        }
+    }
+}
+
+/// The tokens that a sequence gets, or the row of the newest candidates that chooses its token on the GPU.
+#[derive(Clone, Copy)]
+enum Tokens<'a> {
+    Known(&'a [u32]),
+    OfRow(usize),
+}
+
+impl Tokens<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::Known(tokens) => tokens.len(),
+            Self::OfRow(_) => 1,
+        }
+    }
+}
+
+/// Sequences with the tokens that they get.
+type Pairs<'a> = [(usize, Tokens<'a>)];
 
 impl Llama {
     /// Creates a decoder with a KV cache of this size.
@@ -76,7 +159,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Creates a decoder. `M` must always dereference to the same model, as an `Arc` or a reference does.
     pub(crate) fn new(model: M, size: CacheSize, passes: Passes) -> Result<Self> {
         let cache = model.caches(size)?;
-        Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
+        Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, newest: None })
     }
 
     /// Does a [`step`](Self::step) for one sequence, such as a new prompt.
@@ -100,29 +183,153 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            tokens.iter().map(|(sequence, token)| (*sequence, slice::from_ref(token))).collect();
-        self.step(&pairs, groups)
+            tokens.iter().map(|(at, token)| (*at, Tokens::Known(slice::from_ref(token)))).collect();
+        Ok(&self.run(&pairs, Output::Logits, groups)?.rows)
+    }
+
+    /// Appends tokens to several sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next
+    /// tokens. Returns the logits `[pairs, vocabulary]` in `f32` after the last token of each, in the order of the pairs. Every
+    /// rank passes the same pairs.
+    ///
+    /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never captured.
+    ///
+    /// # Errors
+    /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; a
+    /// [`RequestError::CacheFull`] or [`RequestError::NoFreePages`] if there is no room for the tokens; otherwise the errors of
+    /// [`Llama::forward`]. The sequences are then as before.
+    pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
+        let pairs: Vec<_> =
+            pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Known(tokens))).collect();
+        Ok(&self.run(&pairs, Output::Logits, groups)?.rows)
+    }
+
+    /// Starts a [`step`](Self::step) that chooses the most likely next token of each sequence, the lowest of a tie, in place of
+    /// returning logits: ranks exchange candidates, a few numbers for each sequence, and only those come to the host.
+    ///
+    /// On a GPU it returns before the tokens are known, and the next pass can follow at once, with the tokens that this one
+    /// [chooses](NextTokens::Chosen). So the GPU does not wait for the host between two passes. Start a pass, start the next, then
+    /// [wait](GreedyPass::wait) for the first. A sequence that turns out to have ended then has one position too many, which
+    /// [`truncate`](Self::truncate) removes. On CPUs, and with several pipeline stages, the pass is done when this returns.
+    ///
+    /// # Errors
+    /// Returns the errors of [`step`](Self::step), or a [`RequestError::NothingChosen`] if the previous pass chose no token for a
+    /// sequence. If a group fails during the pass, [`GreedyPass::wait`] returns the error, or a later call.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use ryzanstein_tensor_parallel::{Decoder, NextTokens, Result};
+    /// # use ryzanstein_process_group::ProcessGroup;
+    /// # fn run(decoder: &mut Decoder, prompt: &[u32], group: &mut ProcessGroup) -> Result<()> {
+    /// let mut pass = decoder.start_greedy(&[(0, NextTokens::Known(prompt))], group)?;
+    /// for _ in 0..100 {
+    ///     let next = decoder.start_greedy(&[(0, NextTokens::Chosen)], group)?;
+    ///     println!("{:?}", pass.wait(group)?);
+    ///     pass = next;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn start_greedy(
+        &mut self,
+        pairs: &[(usize, NextTokens<'_>)],
+        groups: &mut dyn ModelGroups,
+    ) -> Result<GreedyPass> {
+        let is_chosen = |(_, tokens): &(usize, NextTokens<'_>)| *tokens == NextTokens::Chosen;
+        let known = if pairs.iter().any(is_chosen) { self.known_choices()? } else { Vec::new() };
+        let tokens = |(at, (sequence, tokens)): (usize, &(usize, _))| {
+            let tokens = match tokens {
+                NextTokens::Known(tokens) => Tokens::Known(tokens),
+                NextTokens::Chosen => {
+                    let row = self.newest.as_ref().and_then(|newest| newest.row_of(*sequence, at));
+                    let row = row.ok_or(RequestError::NothingChosen { sequence: *sequence })?;
+                    known.get(row).map_or(Tokens::OfRow(row), |token| Tokens::Known(slice::from_ref(token)))
+                }
+            };
+            Ok((*sequence, tokens))
+        };
+        let pairs = pairs.iter().enumerate().map(tokens).collect::<Result<Vec<_>>>()?;
+        if self.model.stage().count > 1 {
+            // The candidates would be those of the last stage alone.
+            let logits = &self.run(&pairs, Output::Logits, groups)?.rows;
+            let rows = Arc::new(candidates(logits, &(0..logits.columns()))?);
+            let sequences = pairs.iter().map(|(sequence, _)| *sequence).collect();
+            self.newest = Some(Newest { sequences, output: Output::Candidates, rows });
+        } else {
+            self.run(&pairs, Output::Candidates, groups)?;
+        }
+        let newest = self.newest.as_ref().ok_or_else(|| Error::input("the pass returned no candidates"))?;
+        let candidates = match newest.rows.device() {
+            Some(array) => Candidates::Coming(Download::start(array)?),
+            None => Candidates::Here(Arc::clone(&newest.rows)),
+        };
+        Ok(GreedyPass { rows: pairs.len(), candidates })
+    }
+
+    /// Returns true if [`start_greedy`](Self::start_greedy) returns before the tokens are known, so that it pays to start the next pass
+    /// before the wait. The same on every rank.
+    pub fn is_asynchronous(&self) -> bool {
+        self.cache.is_on_device() && self.model.stage().count == 1
+    }
+
+    /// Returns the tokens that the newest pass chose, unless they are on a GPU.
+    fn known_choices(&self) -> Result<Vec<u32>> {
+        match &self.newest {
+            Some(Newest { sequences, output: Output::Candidates, rows }) if rows.device().is_none() => {
+                choose(&rows.values()?, sequences.len())
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Runs a pass. Waits for logits, not for candidates.
+    fn run(&mut self, pairs: &Pairs<'_>, output: Output, groups: &mut dyn ModelGroups) -> Result<&Newest> {
+        let sequences = pairs.len();
+        let rows = if pairs.iter().any(|(_, tokens)| tokens.len() != 1) {
+            let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
+            let _span = tracing::info_span!("prefill", sequences, tokens).entered();
+            self.pass(pairs, output, groups)
+        } else {
+            let _span = tracing::info_span!("decode", sequences).entered();
+            if self.model.stage().count > 1 {
+                self.pass(pairs, output, groups)
+            } else {
+                self.single_tokens(pairs, output, groups)
+            }
+        }?;
+        let sequences = pairs.iter().map(|(sequence, _)| *sequence).collect();
+        Ok(self.newest.insert(Newest { sequences, output, rows }))
     }
 
     /// Runs a pass of one token for each sequence. With [`Passes::Graph`], the second one of a size is captured.
-    fn single_tokens(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
+    fn single_tokens(
+        &mut self,
+        pairs: &Pairs<'_>,
+        output: Output,
+        groups: &mut dyn ModelGroups,
+    ) -> Result<Arc<Tensor>> {
         let more = self.validate(pairs)?;
-        let Self { passes, cache, model, kind, .. } = self;
-        cache.append(&more, |cache| Self::single_pass(pairs, (passes, kind), (model, cache), groups))?;
-        let pass = passes.get(&pairs.len()).and_then(|pass| pass.logits.as_ref());
-        pass.ok_or_else(|| Error::input("the recorded pass returned no logits"))
+        let Self { passes, cache, model, kind, newest } = self;
+        let newest = newest.as_ref().map(|newest| &*newest.rows);
+        let mut result = None;
+        cache.append(&more, |cache| {
+            result =
+                Some(Self::single_pass((pairs, newest), output, (passes, kind), (model, cache), groups)?);
+            if output == Output::Logits { synchronize(groups) } else { Ok(()) }
+        })?;
+        result.ok_or_else(|| Error::input("the recorded pass returned nothing"))
     }
 
     /// Runs the pass of [`single_tokens`](Self::single_tokens), for which the cache has pages.
     fn single_pass(
-        pairs: &[(usize, &[u32])],
-        (passes, kind): (&mut BTreeMap<usize, Pass>, &mut Passes),
+        (pairs, newest): (&Pairs<'_>, Option<&Tensor>),
+        output: Output,
+        (passes, kind): (&mut BTreeMap<(usize, Output), Pass>, &mut Passes),
         (model, cache): (&Llama, &mut KvCache),
         groups: &mut dyn ModelGroups,
-    ) -> Result<()> {
-        let Mixed { tokens, slots, .. } = Mixed::new(pairs, cache);
+    ) -> Result<Arc<Tensor>> {
+        let Mixed { tokens, slots, chosen, .. } = Mixed::new(pairs, cache);
         let (compute, rotary) = (&*model.compute, &model.config.rotary);
-        let pass = match passes.entry(tokens.len()) {
+        let pass = match passes.entry((tokens.len(), output)) {
             Entry::Occupied(there) => {
                 let pass = there.into_mut();
                 compute.update_batch(&mut pass.part.batch, &tokens, &slots, rotary)?;
@@ -131,24 +338,28 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             Entry::Vacant(free) => {
                 let batch = compute.batch(&tokens, &slots, rotary)?;
                 let part = MicroBatch { batch, rows: (0..tokens.len()).collect() };
-                free.insert(Pass { recorded: None, part, logits: None })
+                free.insert(Pass { recorded: None, part, result: None })
             }
         };
-        let ran_before = pass.logits.is_some();
+        if let Some(newest) = newest.filter(|_| chosen.iter().any(Option::is_some)) {
+            compute.choose_tokens(&mut pass.part.batch, newest, &chosen)?;
+        }
+        let ran_before = pass.result.is_some();
         if *kind == Passes::Graph && ran_before && pass.recorded.is_none() {
             // Frees the memory of the last pass, so that the capture has all the memory that it needs.
-            pass.logits = None;
-            let (part, logits) = (slice::from_ref(&pass.part), &mut pass.logits);
+            pass.result = None;
+            let (part, result) = (slice::from_ref(&pass.part), &mut pass.result);
             let mut recording = None;
             let collectives = groups.tensor().capture(|group| {
                 let work = &mut || {
-                    *logits = Some(model.logits(part, cache, group)?);
+                    *result = Some(Arc::new(model.output(part, output, cache, group)?));
                     Ok(())
                 };
-                // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the graph, which
+                // SAFETY: the decoder keeps the model, batch, cache and result at their addresses for as long as the graph, which
                 // it drops first: the memory of the model and of the cache is never reallocated, even if the decoder is moved. It
-                // alone uses the batch, the cache and the logits. The slots of the batch are in pages of the cache, which come from
-                // its page tables. Only the group that captured the graph replays it, and not after it has failed.
+                // alone uses the batch, the cache and the result, or others only read the result in the order of the stream. The
+                // slots of the batch are in pages of the cache, which come from its page tables. Only the group that captured the
+                // graph replays it, and not after it has failed.
                 recording = unsafe { compute.capture(work) }?;
                 Ok::<_, Error>(())
             });
@@ -163,67 +374,56 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
                 *kind = Passes::Eager;
             }
         }
-        match &pass.recorded {
-            Some((recording, collectives)) => groups.tensor().replay(collectives, || recording.replay())?,
-            None => pass.logits = Some(model.logits(slice::from_ref(&pass.part), cache, groups)?),
+        if let (Some((recording, collectives)), Some(result)) = (&pass.recorded, &pass.result) {
+            groups.tensor().replay(collectives, || recording.replay())?;
+            return Ok(Arc::clone(result));
         }
-        synchronize(groups)
-    }
-
-    /// Appends tokens to several sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next
-    /// tokens. Returns the logits `[pairs, vocabulary]` in `f32` after the last token of each, in the order of the pairs. Every
-    /// rank passes the same pairs.
-    ///
-    /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never captured.
-    ///
-    /// # Errors
-    /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; a
-    /// [`RequestError::CacheFull`] or [`RequestError::NoFreePages`] if there is no room for the tokens; otherwise the errors of
-    /// [`Llama::forward`]. The sequences are then as before.
-    pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
-        let sequences = pairs.len();
-        if pairs.iter().any(|(_, tokens)| tokens.len() != 1) {
-            let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
-            let _span = tracing::info_span!("prefill", sequences, tokens).entered();
-            return self.pass(pairs, groups);
-        }
-        let _span = tracing::info_span!("decode", sequences).entered();
-        if self.model.stage().count > 1 {
-            self.pass(pairs, groups)
-        } else {
-            self.single_tokens(pairs, groups)
-        }
+        let result = Arc::new(model.output(slice::from_ref(&pass.part), output, cache, groups)?);
+        Ok(Arc::clone(pass.result.insert(result)))
     }
 
     /// Runs a pass that is never captured, with a micro-batch for each stage.
-    fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
+    fn pass(
+        &mut self,
+        pairs: &Pairs<'_>,
+        output: Output,
+        groups: &mut dyn ModelGroups,
+    ) -> Result<Arc<Tensor>> {
         let more = self.validate(pairs)?;
-        let Self { cache, model, logits, .. } = self;
-        *logits = None;
+        if output == Output::Logits {
+            self.newest = None;
+        }
+        let Self { cache, model, newest, .. } = self;
+        let mut result = None;
         cache.append(&more, |cache| {
             let micro_batch = |part: Range<usize>| {
-                let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
-                let batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
+                let Mixed { tokens, slots, last, chosen } = Mixed::new(&pairs[part], cache);
+                let mut batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
+                if let Some(newest) = newest.as_ref().filter(|_| chosen.iter().any(Option::is_some)) {
+                    model.compute.choose_tokens(&mut batch, &newest.rows, &chosen)?;
+                }
                 Ok(MicroBatch { batch, rows: last })
             };
             let count = model.stage().count.min(pairs.len());
             let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
-            *logits = Some(model.logits(&parts, cache, groups)?);
-            synchronize(groups)
+            result = Some(Arc::new(model.output(&parts, output, cache, groups)?));
+            if output == Output::Logits { synchronize(groups) } else { Ok(()) }
         })?;
-        logits.as_ref().ok_or_else(|| Error::input("the pass returned no logits"))
+        result.ok_or_else(|| Error::input("the pass returned nothing"))
     }
 
     /// Checks the pairs of a request. Returns the number of tokens of each sequence.
-    fn validate(&self, pairs: &[(usize, &[u32])]) -> Result<Vec<(usize, usize)>> {
+    fn validate(&self, pairs: &Pairs<'_>) -> Result<Vec<(usize, usize)>> {
         if pairs.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
         for (_, tokens) in pairs {
-            if tokens.is_empty() {
+            if tokens.len() == 0 {
                 return Err(RequestError::NoTokens.into());
             }
-            self.model.check(tokens)?;
+            if let Tokens::Known(tokens) = tokens {
+                self.model.check(tokens)?;
+            }
         }
         let mut sequences: Vec<usize> = pairs.iter().map(|(sequence, _)| *sequence).collect();
         sequences.sort_unstable();
@@ -270,23 +470,31 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
 
 /// The tokens of a pass in which sequences may have several, in the order of the slots: single tokens first.
 struct Mixed {
+    /// The tokens, 0 for those that the GPU chooses.
     tokens: Vec<u32>,
     slots: SlotMapping,
     /// The row of each pair's last token, in the order of the pairs.
     last: Vec<usize>,
+    /// For each token the row of the newest candidates that chooses it.
+    chosen: Vec<Option<usize>>,
 }
 
 impl Mixed {
     /// Arranges the tokens of pairs, for which the cache has pages.
-    fn new(pairs: &[(usize, &[u32])], cache: &KvCache) -> Self {
+    fn new(pairs: &Pairs<'_>, cache: &KvCache) -> Self {
         let (mut order, longer): (Vec<_>, Vec<_>) = (0..pairs.len()).partition(|i| pairs[*i].1.len() == 1);
         order.extend(longer);
-        let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
+        let (mut all, mut chosen, mut last) = (Vec::new(), Vec::new(), vec![0; pairs.len()]);
         for i in &order {
-            all.extend_from_slice(pairs[*i].1);
+            let (tokens, row) = match pairs[*i].1 {
+                Tokens::Known(tokens) => (tokens, None),
+                Tokens::OfRow(row) => (&[0][..], Some(row)),
+            };
+            all.extend_from_slice(tokens);
+            chosen.resize(all.len(), row);
             last[*i] = all.len() - 1;
         }
         let slots = cache.slots(order.iter().map(|i| (pairs[*i].0, pairs[*i].1.len())));
-        Self { tokens: all, slots, last }
+        Self { tokens: all, slots, last, chosen }
     }
 }

@@ -50,6 +50,15 @@ struct Head {
     output: ParallelLmHead,
 }
 
+/// What a pass computes for each requested row.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Output {
+    /// The logits of the whole vocabulary, in `f32`.
+    Logits,
+    /// [Candidates](ParallelLmHead::argmax) for the most likely token. Not through several stages.
+    Candidates,
+}
+
 /// Tokens that pass the stages together, and the rows whose logits are requested.
 #[derive(Debug)]
 pub(super) struct MicroBatch {
@@ -250,7 +259,7 @@ impl Llama {
             let slots = cache.slots(more.into_iter());
             let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
             let part = MicroBatch { batch, rows: (first..tokens.len()).collect() };
-            logits = Some(self.logits(&[part], cache, groups)?);
+            logits = Some(self.output(&[part], Output::Logits, cache, groups)?);
             synchronize(groups)
         })?;
         logits.ok_or_else(|| Error::input("the pass returned no logits"))
@@ -261,14 +270,15 @@ impl Llama {
         check_tokens(tokens, self.config.vocabulary)
     }
 
-    /// Returns the requested logits of several micro-batches, concatenated by rows, on every rank. The caller advances the
+    /// Returns the output of the requested rows of several micro-batches, concatenated, on every rank. The caller advances the
     /// lengths of the cache.
     ///
     /// Every stage processes the micro-batches in order, so that one computes while the next processes an earlier micro-batch.
     /// The logits follow after all micro-batches: a broadcast in between would make the stages wait for each other.
-    pub(super) fn logits(
+    pub(super) fn output(
         &self,
         parts: &[MicroBatch],
+        output: Output,
         cache: &mut KvCache,
         groups: &mut dyn ModelGroups,
     ) -> Result<Tensor> {
@@ -278,7 +288,7 @@ impl Llama {
         }
         let mut mine = Vec::new();
         for part in parts {
-            mine.extend(self.pass(part, cache, groups)?);
+            mine.extend(self.pass(part, output, cache, groups)?);
         }
         let Some(stages) = groups.stages() else {
             return mine.pop().ok_or_else(|| RequestError::NoSequences.into());
@@ -296,10 +306,11 @@ impl Llama {
         Ok(all)
     }
 
-    /// Runs this stage on a micro-batch. Returns its logits on the last stage.
+    /// Runs this stage on a micro-batch. Returns its output on the last stage.
     fn pass(
         &self,
         part: &MicroBatch,
+        output: Output,
         cache: &mut KvCache,
         groups: &mut dyn ModelGroups,
     ) -> Result<Option<Tensor>> {
@@ -329,7 +340,11 @@ impl Llama {
             self.pipeline(groups)?.send(&x, Rank(self.stage.index as u32 + 1))?;
             return Ok(None);
         };
-        head.output.forward(&normed, compute, groups.tensor()).map(Some)
+        let group = groups.tensor();
+        match output {
+            Output::Logits => head.output.forward(&normed, compute, group).map(Some),
+            Output::Candidates => head.output.argmax(&normed, compute, group).map(Some),
+        }
     }
 
     /// Returns the group of the stages. There must be several.

@@ -9,11 +9,13 @@ use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::config::{LlamaConfig, read_folder};
-use super::groups::{self, ModelGroups, stage_of};
+use super::decoder::{Decoder, NextTokens, Passes};
+use super::groups::{self, ModelGroups, stage_of, synchronize};
 use super::llama::Llama;
 use super::plan::{EMBEDDING, HEAD, check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
 use super::stage::Stage;
+use crate::attention::CacheSize;
 use crate::checkpoint::{Checkpoint, Loader, RootSource, TensorSlice, WeightSource};
 use crate::compute::{self, Compute, SlotMapping};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
@@ -262,7 +264,7 @@ impl Llama {
         Ok(model)
     }
 
-    /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise a rank would do its set-up in the middle of the
+    /// On a GPU, runs a prompt of two tokens and then two of one token. Otherwise a rank would do its set-up in the middle of the
     /// first request, while all others wait.
     fn warm_up(&self, groups: &mut dyn ModelGroups) -> Result<()> {
         if groups.tensor().device().is_none() {
@@ -271,16 +273,23 @@ impl Llama {
         let _span = tracing::info_span!("warm_up").entered();
         // Detects the most likely failures of a rank, lack of memory or of the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
-        let ready = self.cache(tokens.len() + 1).and_then(|cache| {
+        let size = CacheSize::full(1, tokens.len() + 1);
+        let ready = Decoder::new(self, size, Passes::Eager).and_then(|decoder| {
             self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.config.rotary)?;
-            Ok(cache)
+            Ok(decoder)
         });
-        let mut cache = check_all_ranks(ready, groups)?;
+        let mut decoder = check_all_ranks(ready, groups)?;
         let mut passes = |groups: &mut dyn ModelGroups| {
             if !tokens.is_empty() {
-                self.forward_last(tokens, &mut cache, groups)?;
+                decoder.prefill(0, tokens, groups)?;
             }
-            self.forward_last(&[0], &mut cache, groups).map(drop)
+            // Weights without values give logits that choose no token.
+            drop(decoder.start_greedy(&[(0, NextTokens::Known(&[0]))], groups)?);
+            if decoder.is_asynchronous() {
+                decoder.truncate(0, tokens.len());
+                drop(decoder.start_greedy(&[(0, NextTokens::Chosen)], groups)?);
+            }
+            synchronize(groups)
         };
         if self.stage().count > 1 {
             return passes(groups);

@@ -15,11 +15,11 @@ mod stage;
 
 pub use self::architecture::{ARCHITECTURES, Architecture};
 pub use self::config::LlamaConfig;
-pub use self::decoder::{Decoder, Passes};
+pub use self::decoder::{Decoder, GreedyPass, NextTokens, Passes};
 #[doc(hidden)]
 pub use self::footprint::{Footprint, footprint};
 pub use self::groups::ModelGroups;
-pub(crate) use self::groups::{all_gather, broadcast};
+pub(crate) use self::groups::{all_gather, broadcast, synchronize};
 pub use self::llama::Llama;
 pub(crate) use self::load::check_all_ranks;
 pub(crate) use self::plan::HEAD;

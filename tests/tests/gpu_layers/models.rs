@@ -11,9 +11,9 @@ use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, PAGE_SIZE, 
 use ryzanstein_tensor_parallel::{
     CacheSize, Compute, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
-use ryzanstein_tests::batch::{mixed, staggered};
+use ryzanstein_tests::batch::{greedy, mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
-use ryzanstein_tests::{config, distance, greatest, with_ranks};
+use ryzanstein_tests::{config, distance, greatest, on_loopback, with_ranks};
 
 use super::*;
 
@@ -251,6 +251,36 @@ fn prompts_next_tokens_forks_and_truncated_sequences_in_one_pass_have_the_logits
                     near(got, want);
                 }
             }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn greedy_passes_that_start_before_their_tokens_are_known_choose_those_of_each_sequence_alone_on_gpus() {
+    for name in fixtures() {
+        let expected = Expected::read(name);
+        let input = expected.input();
+        let prompts = [1, expected.prompt.len(), 2, 5].map(|begun| input[..begun].to_vec());
+        for world_size in world_sizes(name) {
+            let all = on_gpus(world_size, |group| {
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                let options = GenerateOptions { max_new_tokens: 12, ..GenerateOptions::default() };
+                let options = GenerateOptions { passes: Passes::Eager, ignore_end: true, ..options };
+                let alone =
+                    prompts.each_ref().map(|prompt| model.generate(prompt, &options, group).unwrap().tokens);
+                for passes in [Passes::Eager, Passes::Graph] {
+                    let got = greedy(&model, &prompts, 12, passes, group);
+                    assert_eq!(got, alone, "{name}, world {world_size}, {passes:?}");
+                }
+                alone
+            });
+            assert!(all.iter().all(|tokens| *tokens == all[0]), "{name}, world {world_size}: ranks disagree");
+            let on_host = on_loopback(1, |group| {
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                greedy(&model, &prompts, 12, Passes::Eager, group)
+            });
+            assert_eq!(on_host[0], all[0], "{name}, world {world_size}: other tokens than on the host");
         }
     }
 }

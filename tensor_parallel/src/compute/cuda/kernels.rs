@@ -9,6 +9,7 @@ use ryzanstein_process_group::device::Kernel;
 
 use super::attention::Variant;
 use super::gemm::Tiles;
+use super::rows::PART;
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::PAGE_SIZE;
 use crate::error::Result;
@@ -67,6 +68,7 @@ impl Source {
                     ("ELEMENT", element.to_string()),
                     ("OTHER", other.to_string()),
                     ("LEAVES", LEAVES.to_string()),
+                    ("PART", PART.to_string()),
                 ],
             ),
             Self::Vector(element, other, result, rows) => (

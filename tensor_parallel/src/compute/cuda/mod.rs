@@ -175,4 +175,12 @@ impl Compute for Cuda {
     fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         self.kernels.select_columns(blocks, columns)
     }
+
+    fn argmax(&self, x: &Tensor, tokens: Range<usize>) -> Result<Tensor> {
+        self.kernels.argmax(x, &tokens)
+    }
+
+    fn choose_tokens(&self, batch: &mut Batch, candidates: &Tensor, from: &[Option<usize>]) -> Result<()> {
+        self.kernels.choose(batch, candidates, from)
+    }
 }

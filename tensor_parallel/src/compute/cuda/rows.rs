@@ -8,6 +8,7 @@ use ryzanstein_process_group::DType;
 
 use super::kernels::{Kernels, Source};
 use super::launch::{KernelCall, MOST_BLOCKS_Y, to_u32};
+use crate::argmax;
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::{Batch, DeviceBatch, Part, SlotMapping};
 use crate::compute::operations::HeadNorms;
@@ -15,6 +16,9 @@ use crate::compute::shapes;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
+
+/// Columns of a part of a row of logits.
+pub(super) const PART: usize = 4096;
 
 /// Returns the number of threads that normalise a row: one for each 16 bytes of the wider type, at most 1024.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
@@ -185,6 +189,55 @@ impl Kernels {
         // columns, which the blocks have.
         unsafe { call.launch_over(elements) }?;
         Ok(y)
+    }
+
+    /// Returns the [candidates](crate::Compute::argmax) of each row of logits.
+    ///
+    /// # Errors
+    /// Returns an error if the logits do not have these columns or are not `f32`.
+    pub(super) fn argmax(&self, x: &Tensor, tokens: &Range<usize>) -> Result<Tensor> {
+        argmax::check_columns(x, tokens)?;
+        let (rows, parts) = (x.rows(), x.columns().div_ceil(PART));
+        let mut y = self.scratch(&[rows, 2 * parts], DType::F32)?;
+        let grid = [to_u32("rows", rows)?, to_u32("parts", parts)?];
+        let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "argmax");
+        call.read(x)?.write(&mut y)?.value(to_u32("columns", x.columns())?);
+        call.value(to_u32("tokens", tokens.start)?).value(to_u32("tokens", tokens.len())?);
+        // SAFETY: a block reads columns of a row, which are fewer than `tokens`, as many as `x` has at most, and writes the pair of its
+        // part of the row: `y` has one for each block.
+        unsafe { call.launch(grid, 256) }?;
+        Ok(y)
+    }
+
+    /// Replaces tokens of a batch by those of rows of candidates; see [`choose_tokens`](crate::Compute::choose_tokens).
+    ///
+    /// # Errors
+    /// Returns an error if the rows are not those of the batch and of the candidates, or the batch is in other memory.
+    pub(super) fn choose(
+        &self,
+        batch: &mut Batch,
+        candidates: &Tensor,
+        from: &[Option<usize>],
+    ) -> Result<()> {
+        let (count, rows, columns) = (batch.tokens().len(), candidates.rows(), candidates.columns());
+        let is_there = |row: &Option<usize>| row.is_none_or(|row| row < rows);
+        if from.len() != count || !from.iter().all(is_there) || candidates.dtype() != DType::F32 {
+            return Err(Error::input(format!(
+                "candidates {:?} do not have the rows {from:?} for {count} tokens",
+                candidates.shape()
+            )));
+        }
+        let words: Vec<u32> = from.iter().map(|row| row.map_or(u32::MAX, |row| row as u32)).collect();
+        let mut rows_of = self.gpu.scratch(count * size_of::<u32>())?;
+        rows_of.write(bytemuck::cast_slice(&words))?;
+        let (state, ids) = (&batch.device()?.state, batch.slots().state_words() * size_of::<u32>());
+        assert!(state.bytes() >= ids + count * size_of::<u32>(), "a batch has the ids of all its tokens");
+        let mut call = self.call(Source::Rows(DType::F32, DType::F32), "choose");
+        call.read(candidates)?.value(to_u32("pairs", columns / 2)?).value(to_u32("rows", rows)?);
+        call.block(&rows_of, 0)?.block(state, ids)?;
+        // SAFETY: a block reads one of `count` row numbers, and the pairs of that row if the candidates have it, and writes one of the
+        // ids of the batch, which is borrowed exclusively.
+        unsafe { call.launch([to_u32("tokens", count)?, 1], 32) }
     }
 
     /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.

@@ -192,3 +192,58 @@ extern "C" __global__ void rotations(
         out[(u64)blockIdx.x * half + i] = make_float2((float)sine * amplitude, (float)cosine * amplitude);
     }
 }
+
+// The order of logits and their tokens: NaN before all others, then the greatest logit, then the lowest token.
+__device__ __forceinline__ u64 order_of(float logit, u32 token) {
+    // Zeros of both signs are equal.
+    const u32 bits = __float_as_uint(logit + 0.0f);
+    const u32 order = logit != logit ? 0xffffffff : bits >> 31 ? ~bits : bits | 0x80000000;
+    return (u64)order << 32 | (0xffffffff - token);
+}
+__device__ __forceinline__ float logit_of(u64 order) {
+    const u32 bits = order >> 32;
+    return __uint_as_float(bits == 0xffffffff ? 0x7fffffff : bits >> 31 ? bits & 0x7fffffff : ~bits);
+}
+__device__ __forceinline__ u32 token_of(u64 order) { return 0xffffffff - (u32)order; }
+__device__ __forceinline__ u64 first_of_warp(u64 order) {
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const u64 other = __shfl_xor_sync(0xffffffff, order, offset);
+        order = other > order ? other : order;
+    }
+    return order;
+}
+
+// The greatest logit of each part of PART columns of a row and its token, of which the first column has `first`. A row is `width` long,
+// and its first `count` columns have tokens. The grid is rows, parts.
+extern "C" __global__ void argmax(const ELEMENT* x, float2* __restrict__ out, u32 width, u32 first, u32 count) {
+    wait_for_previous();
+    const u32 begin = blockIdx.y * PART, end = min(count, begin + PART);
+    const ELEMENT* row = x + (u64)blockIdx.x * width;
+    u64 best = order_of(__uint_as_float(0xff800000), first + begin);
+    for (u32 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const u64 order = order_of(widen(row[i]), first + i);
+        best = order > best ? order : best;
+    }
+    __shared__ u64 of_warps[32];
+    best = first_of_warp(best);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    best = first_of_warp(threadIdx.x < blockDim.x / 32 ? of_warps[threadIdx.x] : 0);
+    if (threadIdx.x == 0) out[(u64)blockIdx.x * gridDim.y + blockIdx.y] = make_float2(logit_of(best), (float)token_of(best));
+}
+
+// ids[row] = the token of row from[row] of candidates [rows, pairs], unless there is no such row. A block is one warp, the grid is rows.
+extern "C" __global__ void choose(const float2* candidates, u32 pairs, u32 rows, const u32* __restrict__ from, u32* __restrict__ ids) {
+    wait_for_previous();
+    const u32 row = from[blockIdx.x];
+    if (row >= rows) return;
+    u64 best = 0;
+    for (u32 i = threadIdx.x; i < pairs; i += 32) {
+        const float2 pair = candidates[(u64)row * pairs + i];
+        const u64 order = order_of(pair.x, (u32)pair.y);
+        best = order > best ? order : best;
+    }
+    best = first_of_warp(best);
+    if (threadIdx.x == 0) ids[blockIdx.x] = token_of(best);
+}
