@@ -95,7 +95,7 @@ impl ParallelLmHead {
     /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
-        gather_columns(&local, self.weight.vocabulary, compute, group)
+        gather_columns(local, self.weight.vocabulary, compute, group)
     }
 
     /// Returns candidates for the most likely token of each row, identical on every rank: `[positions, pairs × 2]`, as
@@ -108,6 +108,7 @@ impl ParallelLmHead {
         let local = compute.linear(x, rows, None, DType::F32)?;
         let real = vocabulary.saturating_sub(*first).min(rows.rows());
         let mine = compute.argmax(&local, *first..first + real)?;
-        gather_columns(&mine, group.world_size() * mine.columns(), compute, group)
+        let all = group.world_size() * mine.columns();
+        gather_columns(mine, all, compute, group)
     }
 }

@@ -10,6 +10,10 @@ use crate::rotary::{Rotary, RotaryTable};
 /// Number of positions in a page of the KV cache: a multiple of the keys that any kernel processes together.
 pub const PAGE_SIZE: usize = 128;
 
+/// With a row number, the place of a token that a GPU has yet to take from that row of some candidates. It is above every token, so a
+/// batch that still has one is refused.
+pub const CHOSEN: u32 = 1 << 31;
+
 /// The maximum number of positions of a sequence: kernels add numbers of positions in 32 bits.
 pub(crate) const MOST_POSITIONS: usize = 1 << 30;
 
@@ -295,9 +299,19 @@ impl Batch {
         2 * self.half == head_dim
     }
 
-    /// Returns the tokens.
+    /// Returns the tokens, 0 for one that a GPU has chosen.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Returns the rows of candidates that choose tokens, in no order.
+    pub(super) fn chosen_rows(&self) -> impl Iterator<Item = usize> {
+        self.tokens.iter().filter(|token| **token & CHOSEN != 0).map(|token| (token & !CHOSEN) as usize)
+    }
+
+    /// Forgets them, once the GPU takes their tokens.
+    pub(super) fn set_chosen(&mut self) {
+        self.tokens.iter_mut().filter(|token| **token & CHOSEN != 0).for_each(|token| *token = 0);
     }
 
     /// Returns true if a cache with this number of pages has the slots of the batch.

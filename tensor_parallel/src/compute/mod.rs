@@ -16,7 +16,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::ProcessGroup;
 
 pub(crate) use self::batch::MOST_POSITIONS;
-pub use self::batch::{Batch, PAGE_SIZE, SlotMapping};
+pub use self::batch::{Batch, CHOSEN, PAGE_SIZE, SlotMapping};
 pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;

@@ -6,6 +6,8 @@ use std::ops::Range;
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
+#[cfg(doc)]
+use super::batch::CHOSEN;
 use super::batch::{Batch, PAGE_SIZE, SlotMapping};
 use super::captured_graph::CapturedGraph;
 use crate::argmax;
@@ -253,14 +255,14 @@ pub trait Compute: fmt::Debug + Send + Sync {
         argmax::candidates(x, &tokens)
     }
 
-    /// Replaces tokens of a batch by those of the [candidates](Self::argmax) of some ranks `[rows, pairs]`, without waiting for them:
-    /// the token of each row of the batch is that of row `from[row]` of the candidates, if there is one. Only called with candidates in
-    /// the memory of a GPU.
+    /// Replaces tokens `CHOSEN | row` of a batch by the token of that row of the [candidates](Self::argmax) of some ranks `[rows, pairs ×
+    /// 2]`, without waiting for them: see [`CHOSEN`].
     ///
     /// # Errors
-    /// Returns an error if the rows do not fit, or the device fails. The default returns an error.
-    fn choose_tokens(&self, batch: &mut Batch, candidates: &Tensor, from: &[Option<usize>]) -> Result<()> {
-        let _ = (batch, candidates, from);
+    /// Returns an error if there is no such row, the operands are not in the memory of a GPU, or the device fails. The default returns
+    /// an error.
+    fn choose_tokens(&self, batch: &mut Batch, candidates: &Tensor) -> Result<()> {
+        let _ = (batch, candidates);
         Err(Error::input("tokens are chosen in the memory of a GPU only"))
     }
 }

@@ -15,7 +15,7 @@ use super::llama::{Llama, MicroBatch, Output};
 use super::stage::cut;
 use crate::argmax::{candidates, choose};
 use crate::attention::{CacheSize, KvCache};
-use crate::compute::{CapturedGraph, SlotMapping};
+use crate::compute::{CHOSEN, CapturedGraph, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::gpu::Download;
 use crate::tensor::Tensor;
@@ -144,6 +144,11 @@ impl Tokens<'_> {
 
 /// Sequences with the tokens that they get.
 type Pairs<'a> = [(usize, Tokens<'a>)];
+
+/// Returns true if the GPU chooses tokens of a pass.
+fn has_chosen(pairs: &Pairs<'_>) -> bool {
+    pairs.iter().any(|(_, tokens)| matches!(tokens, Tokens::OfRow(_)))
+}
 
 impl Llama {
     /// Creates a decoder with a KV cache of this size.
@@ -327,7 +332,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         (model, cache): (&Llama, &mut KvCache),
         groups: &mut dyn ModelGroups,
     ) -> Result<Arc<Tensor>> {
-        let Mixed { tokens, slots, chosen, .. } = Mixed::new(pairs, cache);
+        let Mixed { tokens, slots, .. } = Mixed::new(pairs, cache);
         let (compute, rotary) = (&*model.compute, &model.config.rotary);
         let pass = match passes.entry((tokens.len(), output)) {
             Entry::Occupied(there) => {
@@ -341,8 +346,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
                 free.insert(Pass { recorded: None, part, result: None })
             }
         };
-        if let Some(newest) = newest.filter(|_| chosen.iter().any(Option::is_some)) {
-            compute.choose_tokens(&mut pass.part.batch, newest, &chosen)?;
+        if let Some(newest) = newest.filter(|_| has_chosen(pairs)) {
+            compute.choose_tokens(&mut pass.part.batch, newest)?;
         }
         let ran_before = pass.result.is_some();
         if *kind == Passes::Graph && ran_before && pass.recorded.is_none() {
@@ -397,10 +402,10 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         let mut result = None;
         cache.append(&more, |cache| {
             let micro_batch = |part: Range<usize>| {
-                let Mixed { tokens, slots, last, chosen } = Mixed::new(&pairs[part], cache);
+                let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
                 let mut batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
-                if let Some(newest) = newest.as_ref().filter(|_| chosen.iter().any(Option::is_some)) {
-                    model.compute.choose_tokens(&mut batch, &newest.rows, &chosen)?;
+                if let Some(newest) = newest.as_ref().filter(|_| has_chosen(pairs)) {
+                    model.compute.choose_tokens(&mut batch, &newest.rows)?;
                 }
                 Ok(MicroBatch { batch, rows: last })
             };
@@ -470,13 +475,10 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
 
 /// The tokens of a pass in which sequences may have several, in the order of the slots: single tokens first.
 struct Mixed {
-    /// The tokens, 0 for those that the GPU chooses.
     tokens: Vec<u32>,
     slots: SlotMapping,
     /// The row of each pair's last token, in the order of the pairs.
     last: Vec<usize>,
-    /// For each token the row of the newest candidates that chooses it.
-    chosen: Vec<Option<usize>>,
 }
 
 impl Mixed {
@@ -484,17 +486,15 @@ impl Mixed {
     fn new(pairs: &Pairs<'_>, cache: &KvCache) -> Self {
         let (mut order, longer): (Vec<_>, Vec<_>) = (0..pairs.len()).partition(|i| pairs[*i].1.len() == 1);
         order.extend(longer);
-        let (mut all, mut chosen, mut last) = (Vec::new(), Vec::new(), vec![0; pairs.len()]);
+        let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
         for i in &order {
-            let (tokens, row) = match pairs[*i].1 {
-                Tokens::Known(tokens) => (tokens, None),
-                Tokens::OfRow(row) => (&[0][..], Some(row)),
-            };
-            all.extend_from_slice(tokens);
-            chosen.resize(all.len(), row);
+            match pairs[*i].1 {
+                Tokens::Known(tokens) => all.extend_from_slice(tokens),
+                Tokens::OfRow(row) => all.push(CHOSEN | row as u32),
+            }
             last[*i] = all.len() - 1;
         }
         let slots = cache.slots(order.iter().map(|i| (pairs[*i].0, pairs[*i].1.len())));
-        Self { tokens: all, slots, last, chosen }
+        Self { tokens: all, slots, last }
     }
 }

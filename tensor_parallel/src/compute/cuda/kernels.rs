@@ -9,7 +9,7 @@ use ryzanstein_process_group::device::Kernel;
 
 use super::attention::Variant;
 use super::gemm::Tiles;
-use super::rows::PART;
+use super::rows::{PART, PART_THREADS};
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::PAGE_SIZE;
 use crate::error::Result;
@@ -69,6 +69,7 @@ impl Source {
                     ("OTHER", other.to_string()),
                     ("LEAVES", LEAVES.to_string()),
                     ("PART", PART.to_string()),
+                    ("PART_THREADS", PART_THREADS.to_string()),
                 ],
             ),
             Self::Vector(element, other, result, rows) => (

@@ -180,7 +180,7 @@ impl Compute for Cuda {
         self.kernels.argmax(x, &tokens)
     }
 
-    fn choose_tokens(&self, batch: &mut Batch, candidates: &Tensor, from: &[Option<usize>]) -> Result<()> {
-        self.kernels.choose(batch, candidates, from)
+    fn choose_tokens(&self, batch: &mut Batch, candidates: &Tensor) -> Result<()> {
+        self.kernels.choose(batch, candidates)
     }
 }

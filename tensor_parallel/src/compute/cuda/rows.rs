@@ -18,7 +18,9 @@ use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
 /// Columns of a part of a row of logits.
-pub(super) const PART: usize = 4096;
+pub(super) const PART: usize = 2048;
+/// Threads that compare the logits of a part.
+pub(super) const PART_THREADS: u32 = 256;
 
 /// Returns the number of threads that normalise a row: one for each 16 bytes of the wider type, at most 1024.
 fn norm_threads(x: &Tensor, weight: &Tensor) -> u32 {
@@ -205,39 +207,34 @@ impl Kernels {
         call.value(to_u32("tokens", tokens.start)?).value(to_u32("tokens", tokens.len())?);
         // SAFETY: a block reads columns of a row, which are fewer than `tokens`, as many as `x` has at most, and writes the pair of its
         // part of the row: `y` has one for each block.
-        unsafe { call.launch(grid, 256) }?;
+        unsafe { call.launch(grid, PART_THREADS) }?;
         Ok(y)
     }
 
     /// Replaces tokens of a batch by those of rows of candidates; see [`choose_tokens`](crate::Compute::choose_tokens).
     ///
     /// # Errors
-    /// Returns an error if the rows are not those of the batch and of the candidates, or the batch is in other memory.
-    pub(super) fn choose(
-        &self,
-        batch: &mut Batch,
-        candidates: &Tensor,
-        from: &[Option<usize>],
-    ) -> Result<()> {
+    /// Returns an error if the candidates do not have the rows or are not `f32`, or the batch is in other memory.
+    pub(super) fn choose(&self, batch: &mut Batch, candidates: &Tensor) -> Result<()> {
         let (count, rows, columns) = (batch.tokens().len(), candidates.rows(), candidates.columns());
-        let is_there = |row: &Option<usize>| row.is_none_or(|row| row < rows);
-        if from.len() != count || !from.iter().all(is_there) || candidates.dtype() != DType::F32 {
+        if batch.chosen_rows().any(|row| row >= rows) || candidates.dtype() != DType::F32 {
             return Err(Error::input(format!(
-                "candidates {:?} do not have the rows {from:?} for {count} tokens",
-                candidates.shape()
+                "candidates {:?} of {} do not have the rows of {:?}",
+                candidates.shape(),
+                candidates.dtype(),
+                batch.tokens()
             )));
         }
-        let words: Vec<u32> = from.iter().map(|row| row.map_or(u32::MAX, |row| row as u32)).collect();
-        let mut rows_of = self.gpu.scratch(count * size_of::<u32>())?;
-        rows_of.write(bytemuck::cast_slice(&words))?;
         let (state, ids) = (&batch.device()?.state, batch.slots().state_words() * size_of::<u32>());
         assert!(state.bytes() >= ids + count * size_of::<u32>(), "a batch has the ids of all its tokens");
         let mut call = self.call(Source::Rows(DType::F32, DType::F32), "choose");
         call.read(candidates)?.value(to_u32("pairs", columns / 2)?).value(to_u32("rows", rows)?);
-        call.block(&rows_of, 0)?.block(state, ids)?;
-        // SAFETY: a block reads one of `count` row numbers, and the pairs of that row if the candidates have it, and writes one of the
-        // ids of the batch, which is borrowed exclusively.
-        unsafe { call.launch([to_u32("tokens", count)?, 1], 32) }
+        call.block(state, ids)?;
+        // SAFETY: a block reads and writes one of the ids of the batch, which is borrowed exclusively, and reads the pairs of a row of
+        // the candidates if they have it.
+        unsafe { call.launch([to_u32("tokens", count)?, 1], 32) }?;
+        batch.set_chosen();
+        Ok(())
     }
 
     /// Computes sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.

@@ -214,29 +214,35 @@ __device__ __forceinline__ u64 first_of_warp(u64 order) {
 }
 
 // The greatest logit of each part of PART columns of a row and its token, of which the first column has `first`. A row is `width` long,
-// and its first `count` columns have tokens. The grid is rows, parts.
+// and its first `count` columns have tokens. The grid is rows, parts; a block has PART_THREADS threads.
 extern "C" __global__ void argmax(const ELEMENT* x, float2* __restrict__ out, u32 width, u32 first, u32 count) {
+    constexpr int EACH = PART / PART_THREADS;
     wait_for_previous();
-    const u32 begin = blockIdx.y * PART, end = min(count, begin + PART);
+    const u32 begin = blockIdx.y * PART + threadIdx.x;
     const ELEMENT* row = x + (u64)blockIdx.x * width;
-    u64 best = order_of(__uint_as_float(0xff800000), first + begin);
-    for (u32 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const u64 order = order_of(widen(row[i]), first + i);
+    float logits[EACH];
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) logits[i] = begin + i * PART_THREADS < count ? widen(row[begin + i * PART_THREADS]) : __uint_as_float(0xff800000);
+    u64 best = 0;
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const u64 order = order_of(logits[i], first + begin + i * PART_THREADS);
         best = order > best ? order : best;
     }
-    __shared__ u64 of_warps[32];
+    __shared__ u64 of_warps[PART_THREADS / 32];
     best = first_of_warp(best);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = best;
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    best = first_of_warp(threadIdx.x < blockDim.x / 32 ? of_warps[threadIdx.x] : 0);
+    best = first_of_warp(threadIdx.x < PART_THREADS / 32 ? of_warps[threadIdx.x] : 0);
     if (threadIdx.x == 0) out[(u64)blockIdx.x * gridDim.y + blockIdx.y] = make_float2(logit_of(best), (float)token_of(best));
 }
 
-// ids[row] = the token of row from[row] of candidates [rows, pairs], unless there is no such row. A block is one warp, the grid is rows.
-extern "C" __global__ void choose(const float2* candidates, u32 pairs, u32 rows, const u32* __restrict__ from, u32* __restrict__ ids) {
+// Replaces ids whose highest bit is set: the others are the row of candidates [rows, pairs] that has the token. A block is one warp and
+// takes one id.
+extern "C" __global__ void choose(const float2* candidates, u32 pairs, u32 rows, u32* ids) {
     wait_for_previous();
-    const u32 row = from[blockIdx.x];
+    const u32 row = ids[blockIdx.x] ^ 0x80000000;
     if (row >= rows) return;
     u64 best = 0;
     for (u32 i = threadIdx.x; i < pairs; i += 32) {
