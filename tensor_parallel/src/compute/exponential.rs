@@ -2,7 +2,7 @@
 
 /// Computes `e^x` within one unit in the last place; `x` is clamped to −87..=88. The polynomial is that of Cephes' `expf`.
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     /// A constant whose addition to a small number leaves the nearest integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     /// The logarithm of 2 in two parts. The first has few bits, so that its product with an integer is exact.

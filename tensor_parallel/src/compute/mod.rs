@@ -19,6 +19,7 @@ pub(crate) use self::batch::MOST_POSITIONS;
 pub use self::batch::{Batch, CHOSEN, PAGE_SIZE, SlotMapping};
 pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
+pub(crate) use self::exponential::exp;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, HeadNorms, LayerCache};
 #[doc(hidden)]

@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use crate::argmax::most_likely;
+use crate::compute::exp;
 use crate::error::{ConfigurationError, Result};
+
+/// The number of tokens that are sorted first.
+const FIRST_SORTED: usize = 64;
 
 /// The sampling method.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -146,7 +150,7 @@ impl Sampler {
             Sampling::Random { temperature, top_p, top_k, .. } => {
                 let random = self.next();
                 let most = top_k.map_or(usize::MAX, NonZeroUsize::get);
-                Ok(sample(logits, f64::from(greatest), temperature, (top_p, most), random))
+                Ok(sample(logits, greatest, temperature, (top_p, most), random))
             }
         }
     }
@@ -161,31 +165,63 @@ impl Sampler {
     }
 }
 
-fn sample(logits: &[f32], greatest: f64, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
-    let weight = |logit: f32| libm::exp((f64::from(logit) - greatest) / temperature);
-    let mut tokens: Vec<(f64, u32)> = logits.iter().zip(0..).map(|(l, token)| (weight(*l), token)).collect();
+/// Samples a token with a random number in `[0, 1)`. Usually few tokens have most of the probability: only so many are sorted.
+fn sample(logits: &[f32], greatest: f32, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
+    // Also without a weight: logits of negative infinity.
+    let weight = |x: f32| if x > -87.0 { exp(x) } else { 0.0 };
+    let scaled = |logit: &f32| (f64::from(logit - greatest) / temperature) as f32;
+    let weights: Vec<f32> = logits.iter().map(|logit| weight(scaled(logit))).collect();
+    let sum = |tokens: &[u32]| tokens.iter().map(|token| f64::from(weights[*token as usize])).sum::<f64>();
     // The most likely token first, ties by token, so that the order is the same everywhere.
-    tokens.sort_unstable_by(|a, b| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1)));
-    tokens.truncate(top_k);
-    let total: f64 = tokens.iter().map(|t| t.0).sum();
-    let mut kept = 0.0;
-    let mut count = 0;
+    let order = |a: &u32, b: &u32| {
+        let [x, y] = [a, b].map(|token| logits[*token as usize]);
+        y.partial_cmp(&x).unwrap_or(Ordering::Equal).then(a.cmp(b))
+    };
+    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
+    let mut total = sum(&tokens);
+    let (mut sorted, mut kept, mut count) = (0, 0.0, 0);
+    if top_p >= 1.0 && top_k >= tokens.len() {
+        (kept, count) = (total, tokens.len());
+    }
+    if top_k < tokens.len() {
+        sort_first(&mut tokens, 0, top_k, order);
+        tokens.truncate(top_k);
+        (sorted, total) = (top_k, sum(&tokens));
+    }
     while count < tokens.len() && (count == 0 || kept < top_p * total) {
-        kept += tokens[count].0;
+        if count == sorted {
+            sorted = (4 * sorted).clamp(FIRST_SORTED, tokens.len().max(FIRST_SORTED)).min(tokens.len());
+            sort_first(&mut tokens, count, sorted, order);
+        }
+        kept += f64::from(weights[tokens[count] as usize]);
         count += 1;
     }
-    let mut left = random * kept;
-    for (weight, token) in &tokens[..count] {
-        left -= weight;
+    // Rounding may leave a little after the last token that is possible.
+    let (mut left, mut chosen) = (random * kept, tokens[0]);
+    for token in &tokens[..count] {
+        let weight = f64::from(weights[*token as usize]);
+        if weight > 0.0 {
+            (left, chosen) = (left - weight, *token);
+        }
         if left < 0.0 {
-            return *token;
+            break;
         }
     }
-    tokens[count - 1].1
+    chosen
+}
+
+/// Moves the first `end` tokens of an order to their places; those before `begin` are there.
+fn sort_first(tokens: &mut [u32], begin: usize, end: usize, order: impl Fn(&u32, &u32) -> Ordering) {
+    if end < tokens.len() {
+        tokens[begin..].select_nth_unstable_by(end - begin, &order);
+    }
+    tokens[begin..end].sort_unstable_by(&order);
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn random(temperature: f64, top_p: f64, seed: u64) -> Sampler {
@@ -250,6 +286,55 @@ mod tests {
         assert_eq!(chosen(1), [1].into());
         assert_eq!(chosen(2), [1, 2].into());
         assert_eq!(chosen(0), [0, 1, 2, 3].into());
+    }
+
+    /// The definition: all tokens sorted.
+    fn slow(logits: &[f32], temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
+        let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weight = |logit: f32| {
+            let scaled = (f64::from(logit - greatest) / temperature) as f32;
+            if scaled > -87.0 { f64::from(exp(scaled)) } else { 0.0 }
+        };
+        let mut tokens: Vec<(f64, u32)> = logits.iter().zip(0..).map(|(l, t)| (weight(*l), t)).collect();
+        if top_p < 1.0 || top_k < tokens.len() {
+            let all: f64 = tokens.iter().map(|t| t.0).sum();
+            tokens.sort_by(|a, b| logits[b.1 as usize].partial_cmp(&logits[a.1 as usize]).unwrap());
+            let is_cut = top_k < tokens.len();
+            tokens.truncate(top_k);
+            let total = if is_cut { tokens.iter().map(|t| t.0).sum() } else { all };
+            let mut kept = 0.0;
+            tokens.retain(|token| {
+                let keeps = kept == 0.0 || kept < top_p * total;
+                kept += if keeps { token.0 } else { 0.0 };
+                keeps
+            });
+        }
+        let mut left = random * tokens.iter().map(|t| t.0).sum::<f64>();
+        let found = tokens.iter().find(|token| {
+            left -= token.0;
+            left < 0.0
+        });
+        found.or(tokens.last()).unwrap().1
+    }
+
+    proptest! {
+        #[test]
+        fn the_token_is_that_of_all_tokens_sorted(
+            logits in prop::collection::vec(
+                prop_oneof![9 => (-40i16..40).prop_map(|l| f32::from(l) / 4.0), 1 => Just(f32::NEG_INFINITY)],
+                1..2000,
+            ),
+            temperature in 0.1..3.0f64,
+            top_p in prop_oneof![Just(1.0), 0.01..1.0f64],
+            top_k in prop_oneof![Just(usize::MAX), 1usize..300],
+            random in 0.0..1.0f64,
+        ) {
+            prop_assume!(logits.iter().any(|logit| logit.is_finite()));
+            let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let got = sample(&logits, greatest, temperature, (top_p, top_k), random);
+            prop_assert_eq!(got, slow(&logits, temperature, (top_p, top_k), random));
+            prop_assert!(logits[got as usize].is_finite());
+        }
     }
 
     fn penalised(penalties: Penalties, prompt: &[u32], chosen: &[u32], logits: &[f32]) -> Vec<f32> {
