@@ -8,7 +8,7 @@ use std::time::Duration;
 use ryzanstein_process_group::{ProcessGroupManager, Rank};
 use ryzanstein_tensor_parallel::compute::PAGE_SIZE;
 use ryzanstein_tensor_parallel::generate::Sampler;
-use ryzanstein_tensor_parallel::{CacheSize, Decoder, Result, Tensor, TextStream, Tokenizer};
+use ryzanstein_tensor_parallel::{CacheSize, Decoder, NextTokens, Result, Tensor, TextStream, Tokenizer};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -63,23 +63,45 @@ pub(crate) struct Usage {
 struct Plan {
     ended: Vec<usize>,
     tokens: Vec<(usize, Vec<u32>)>,
+    /// The number of passes if all sequences take their most likely token: then no logits come to the host, and a GPU begins a pass
+    /// before the host knows the tokens of the one before.
+    greedy: Option<usize>,
+}
+
+/// What follows the last token of each sequence of a pass.
+enum Next<'a> {
+    Logits(&'a Tensor),
+    Tokens(Vec<Result<u32>>),
 }
 
 impl Plan {
-    /// The logits after the last token of each sequence; `None` if there are no tokens.
-    fn run<'a>(
+    /// Runs the passes, and calls `take` with what each gives.
+    fn run(
         &self,
-        decoder: &'a mut Decoder,
+        decoder: &mut Decoder,
         manager: &mut ProcessGroupManager,
-    ) -> Result<Option<&'a Tensor>> {
+        mut take: impl FnMut(Next<'_>) -> Result<()>,
+    ) -> Result<()> {
         for slot in &self.ended {
             decoder.clear(*slot);
         }
+        let tokens = self.tokens.iter();
         if self.tokens.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
-        let pairs: Vec<_> = self.tokens.iter().map(|(slot, tokens)| (*slot, &tokens[..])).collect();
-        decoder.step(&pairs, manager).map(Some)
+        let Some(passes) = self.greedy else {
+            let pairs: Vec<_> = tokens.map(|(slot, tokens)| (*slot, &tokens[..])).collect();
+            return take(Next::Logits(decoder.step(&pairs, manager)?));
+        };
+        let known: Vec<_> = tokens.map(|(slot, tokens)| (*slot, NextTokens::Known(tokens))).collect();
+        let chosen: Vec<_> = known.iter().map(|(slot, _)| (*slot, NextTokens::Chosen)).collect();
+        let mut pass = decoder.start_greedy(&known, manager)?;
+        for _ in 1..passes {
+            let next = decoder.start_greedy(&chosen, manager)?;
+            take(Next::Tokens(pass.wait(manager)?))?;
+            pass = next;
+        }
+        take(Next::Tokens(pass.wait(manager)?))
     }
 }
 
@@ -91,7 +113,7 @@ fn share(plan: Option<&Option<Plan>>, manager: &mut ProcessGroupManager) -> Resu
 /// Follows the plans of rank 0, on every other rank, until there is none.
 pub(crate) fn follow(decoder: &mut Decoder, manager: &mut ProcessGroupManager) -> Result<()> {
     while let Some(plan) = share(None, manager)? {
-        plan.run(decoder, manager)?;
+        plan.run(decoder, manager, |_| Ok(()))?;
     }
     Ok(())
 }
@@ -118,6 +140,8 @@ pub(crate) struct Leader<'a> {
     slots: Vec<Option<Running<'a>>>,
     /// The pages of the KV cache.
     pages: usize,
+    /// The most passes of a plan.
+    passes: usize,
     ended: Vec<usize>,
 }
 
@@ -128,12 +152,13 @@ impl<'a> Leader<'a> {
         tokenizer: &'a Tokenizer,
         end_tokens: Vec<u32>,
         requests: Receiver<Job>,
-        CacheSize { sequences, pages, .. }: CacheSize,
+        (CacheSize { sequences, pages, .. }, passes): (CacheSize, usize),
         timeout: Duration,
     ) -> Self {
         let heartbeat = (timeout / 4).min(Duration::from_secs(1));
         let slots = (0..sequences).map(|_| None).collect();
-        Self { tokenizer, end_tokens, requests, waiting: None, heartbeat, slots, pages, ended: Vec::new() }
+        let (waiting, ended) = (None, Vec::new());
+        Self { tokenizer, end_tokens, requests, waiting, heartbeat, slots, pages, passes, ended }
     }
 
     /// Answers requests until no more can come and all are answered. Then all ranks leave.
@@ -152,14 +177,41 @@ impl<'a> Leader<'a> {
             self.drop_abandoned();
             let more_may_come = self.admit();
             let is_done = self.is_idle() && !more_may_come;
-            let plan = (!is_done).then(|| Plan { ended: take(&mut self.ended), tokens: self.next_tokens() });
+            let tokens = self.next_tokens();
+            let greedy = self.greedy_passes(&tokens);
+            let plan = (!is_done).then(|| Plan { ended: take(&mut self.ended), tokens, greedy });
             let Some(plan) = share(Some(&plan), manager)? else { return Ok(()) };
-            let Some(logits) = plan.run(decoder, manager)? else { continue };
-            let values = logits.values()?;
-            for ((slot, tokens), logits) in plan.tokens.iter().zip(values.chunks_exact(logits.columns())) {
-                self.advance(*slot, tokens.len(), logits);
-            }
+            let mut seen: Vec<_> = plan.tokens.iter().map(|(slot, tokens)| (*slot, tokens.len())).collect();
+            plan.run(decoder, manager, |next| {
+                match next {
+                    Next::Logits(logits) => {
+                        let values = logits.values()?;
+                        for ((slot, seen), logits) in seen.iter().zip(values.chunks_exact(logits.columns())) {
+                            self.advance(*slot, *seen, |sampler| sampler.choose(logits));
+                        }
+                    }
+                    Next::Tokens(chosen) => {
+                        for ((slot, seen), token) in seen.iter_mut().zip(chosen) {
+                            self.advance(*slot, std::mem::replace(seen, 1), |_| token);
+                        }
+                    }
+                }
+                Ok(())
+            })?;
         }
+    }
+
+    /// The number of passes that can follow each other from these tokens on if all sequences take their most likely token: one while
+    /// prompts are unfinished, otherwise no more than any answer may still have tokens. It may end earlier.
+    fn greedy_passes(&self, tokens: &[(usize, Vec<u32>)]) -> Option<usize> {
+        let running = self.slots.iter().flatten();
+        if !running.clone().all(|running| running.job.sampler.is_greedy()) {
+            return None;
+        }
+        let given: usize = tokens.iter().map(|(_, tokens)| tokens.len()).sum();
+        let left: usize = running.clone().map(|running| running.next.len()).sum();
+        let most = running.map(|running| running.job.max_tokens - running.made).min();
+        Some(if given < left { 1 } else { self.passes.min(most.unwrap_or(1)) })
     }
 
     /// The pages that no running request may need.
@@ -220,15 +272,17 @@ impl<'a> Leader<'a> {
         tokens
     }
 
-    /// Takes the logits behind a sequence of which `seen` more tokens have been computed.
-    fn advance(&mut self, slot: usize, seen: usize, logits: &[f32]) {
+    /// Takes the token that `choose` returns behind a sequence of which `seen` more tokens have been computed.
+    fn advance(&mut self, slot: usize, seen: usize, choose: impl FnOnce(&mut Sampler) -> Result<u32>) {
         let Some(running) = &mut self.slots[slot] else { return };
         running.next.drain(..seen);
         if !running.next.is_empty() {
-            // The rest of the prompt is still to come, and these logits say nothing.
+            // The rest of the prompt is still to come, and this token says nothing.
             return;
         }
-        let Some(outcome) = running.choose(logits, &self.end_tokens).transpose() else { return };
+        let token = choose(&mut running.job.sampler);
+        let outcome = token.and_then(|token| running.push(token, &self.end_tokens));
+        let Some(outcome) = outcome.transpose() else { return };
         if let Some(running) = self.slots[slot].take() {
             running.end(outcome);
         }
@@ -243,9 +297,8 @@ impl<'a> Running<'a> {
         Self { job, text, prompt_tokens: next.len(), next, made: 0 }
     }
 
-    /// Chooses the next token and sends the text that is certain with it. Returns why the answer has ended, if it has.
-    fn choose(&mut self, logits: &[f32], end_tokens: &[u32]) -> Result<Option<Finish>> {
-        let token = self.job.sampler.choose(logits)?;
+    /// Appends a token and sends the text that is certain with it. Returns why the answer has ended, if it has.
+    fn push(&mut self, token: u32, end_tokens: &[u32]) -> Result<Option<Finish>> {
         self.next.push(token);
         self.made += 1;
         if end_tokens.contains(&token) {

@@ -51,6 +51,10 @@ struct Args {
     /// Positions of all sequences together for which the KV cache has memory [default: all sequences at full length]
     #[arg(long, value_name = "N")]
     positions: Option<usize>,
+    /// Passes from one look at new requests to the next, while all sequences take their most likely token [default: 8 on GPUs,
+    /// 1 on CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    passes: Option<u16>,
 }
 
 fn main() -> Result<()> {
@@ -114,7 +118,8 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
     let (engine, runs) = watch::channel(());
     let http = thread::spawn(move || runtime.block_on(http::serve(listener, app, signals, runs, drain)));
     let end_tokens = model.config().eos_tokens.clone();
-    let leader = Leader::new(&tokenizer, end_tokens, requests, size, timeout);
+    let passes = args.passes.unwrap_or(if decoder.is_asynchronous() { 8 } else { 1 });
+    let leader = Leader::new(&tokenizer, end_tokens, requests, (size, passes.into()), timeout);
     let outcome = leader.lead(&mut decoder, manager);
     // After a failure too, clients get their last event before this process ends.
     drop(engine);

@@ -203,6 +203,11 @@ fn sequences_that_wait_for_pages_have_the_tokens_of_greedy_generation() {
 }
 
 #[test]
+fn passes_that_follow_each_other_have_the_tokens_of_greedy_generation() {
+    check_streams(&Server::start(&["--sequences", "3", "--passes", "7"]));
+}
+
+#[test]
 fn two_pipeline_stages_serve_as_one_does() {
     check_streams(&Server::start_in_stages("2", &["--sequences", "2"]));
 }

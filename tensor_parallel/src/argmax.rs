@@ -85,18 +85,15 @@ pub(crate) fn candidates(x: &Tensor, columns: &Range<usize>) -> Result<Tensor> {
     Tensor::new(&[x.rows(), 2], (0..x.rows()).flat_map(of_row).collect(), DType::F32)
 }
 
-/// Returns the token of each row of candidates: pairs of a logit and its token, in ascending order of the tokens.
+/// Returns the token that a row of candidates chooses: pairs of a logit and its token, in ascending order of the tokens.
 ///
 /// # Errors
 /// Returns the errors of [`most_likely`].
-pub(crate) fn choose(candidates: &[f32], rows: usize) -> Result<Vec<u32>> {
-    let of_row = |row: &[f32]| {
-        let logits: Vec<f32> = row.iter().copied().step_by(2).collect();
-        let (logit, at) = argmax(&logits);
-        let token = row[2 * at + 1] as usize;
-        check(logit, token).map(|()| token as u32)
-    };
-    candidates.chunks_exact(candidates.len() / rows.max(1)).map(of_row).collect()
+pub(crate) fn choose(row: &[f32]) -> Result<u32> {
+    let logits: Vec<f32> = row.iter().copied().step_by(2).collect();
+    let (logit, at) = argmax(&logits);
+    let token = row.get(2 * at + 1).ok_or_else(|| Error::input("there are no candidates to choose from"))?;
+    check(logit, *token as usize).map(|()| *token as u32)
 }
 
 #[cfg(test)]
@@ -144,16 +141,17 @@ mod tests {
             let of_row = |row: usize| ranks.iter().flat_map(move |of| of[2 * row..2 * row + 2].to_vec());
             let gathered: Vec<f32> = (0..rows.len()).flat_map(of_row).collect();
             let expected: Vec<u32> = values.chunks(12).map(|row| slow(row) as u32).collect();
-            prop_assert_eq!(choose(&gathered, rows.len()).unwrap(), expected);
+            let got: Vec<u32> = gathered.chunks_exact(2 * ranks.len()).map(|row| choose(row).unwrap()).collect();
+            prop_assert_eq!(got, expected);
         }
     }
 
     #[test]
     fn logits_that_are_no_finite_numbers_name_their_token() {
-        let said = |pairs: &[f32]| choose(pairs, 1).unwrap_err().to_string();
+        let said = |pairs: &[f32]| choose(pairs).unwrap_err().to_string();
         assert!(said(&[1.0, 3.0, f32::NAN, 70.0]).contains("the logit of token 70 is not a number"));
         assert!(said(&[1.0, 3.0, f32::INFINITY, 70.0]).contains("that of token 70, is inf"));
         assert!(said(&[f32::NEG_INFINITY, 0.0]).contains("is -inf"));
-        assert!(most_likely(&[]).is_err());
+        assert!(most_likely(&[]).is_err() && choose(&[]).is_err());
     }
 }

@@ -158,6 +158,6 @@ pub fn greedy(
 fn finish(pass: Option<(Vec<usize>, GreedyPass)>, made: &mut [Vec<u32>], group: &mut ProcessGroup) {
     let Some((sequences, pass)) = pass else { return };
     for (sequence, token) in sequences.into_iter().zip(pass.wait(group).unwrap()) {
-        made[sequence].push(token);
+        made[sequence].push(token.unwrap());
     }
 }

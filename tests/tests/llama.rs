@@ -95,7 +95,10 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
         refused(decoder.decode(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is given twice");
         refused(decoder.decode(&[], group).map(|_| ()), "no sequence gets a token");
-        refused(decoder.decode(&[(1, 100)], group).map(|_| ()), "token 100 is not in the vocabulary");
+        for token in [100, u32::MAX] {
+            let expected = format!("token {token} is not in the vocabulary");
+            refused(decoder.decode(&[(1, token)], group).map(|_| ()), &expected);
+        }
         refused(decoder.step(&[], group).map(|_| ()), "no sequence gets a token");
         refused(decoder.step(&[(0, &[]), (1, &[1, 1])], group).map(|_| ()), "there are no tokens");
         refused(decoder.step(&[(1, &[1, 1]), (1, &[1])], group).map(|_| ()), "sequence 1 is given twice");
@@ -233,21 +236,18 @@ fn a_token_that_no_pass_has_chosen_is_refused_and_the_sequences_stay_as_they_wer
     let pass = decoder.start_greedy(&[(0, known)], &mut group).unwrap();
     refused(decoder.start_greedy(&[(0, chosen), (1, chosen)], &mut group), 1);
     assert_eq!((decoder.len(0), decoder.len(1)), (2, 0));
-    let first = pass.wait(&mut group).unwrap();
+    let wait = |pass: GreedyPass, group: &mut ProcessGroup| -> Vec<u32> {
+        pass.wait(group).unwrap().into_iter().map(Result::unwrap).collect()
+    };
+    let first = wait(pass, &mut group);
     // What a pass has chosen stays known until the next pass.
     decoder.truncate(0, 2);
     let again = decoder.start_greedy(&[(0, chosen), (1, known)], &mut group).unwrap();
-    let again = again.wait(&mut group).unwrap();
-    decoder.truncate(0, 2);
-    assert_eq!(
-        decoder
-            .start_greedy(&[(0, NextTokens::Known(&first))], &mut group)
-            .unwrap()
-            .wait(&mut group)
-            .unwrap()[0],
-        again[0]
-    );
+    let again = wait(again, &mut group);
     assert_eq!(again[1], first[0]);
+    decoder.truncate(0, 2);
+    let told = decoder.start_greedy(&[(0, NextTokens::Known(&first))], &mut group).unwrap();
+    assert_eq!(wait(told, &mut group), again[..1]);
     // A pass that returns logits chooses nothing.
     decoder.decode(&[(0, 1)], &mut group).unwrap();
     refused(decoder.start_greedy(&[(0, chosen)], &mut group), 0);

@@ -297,7 +297,7 @@ fn greedy(model: &Arc<Llama>, n: usize, work: &Work, kind: Passes, group: &mut P
     let mut started = Instant::now();
     for _ in 0..WARM_UP + passes {
         let next = decoder.start_greedy(&chosen, group)?;
-        let tokens = pass.wait(group)?;
+        let tokens: Vec<u32> = pass.wait(group)?.into_iter().collect::<Result<_, _>>()?;
         // Rounding may part the sequences of a batch.
         ensure!(
             group.numerics() == Numerics::Fast || tokens.iter().all(|token| *token == tokens[0]),

@@ -122,7 +122,7 @@ impl Llama {
                 if decoder.is_asynchronous() && !is_last {
                     ahead = Some(decoder.start_greedy(&[(0, NextTokens::Chosen)], groups)?);
                 }
-                pass.wait(groups)?[0]
+                pass.wait(groups)?.remove(0)?
             } else {
                 sampler.choose(&decoder.prefill(0, &next, groups)?.values()?)?
             };

@@ -84,6 +84,15 @@ impl Newest {
             self.sequences.iter().position(|there| *there == sequence)
         }
     }
+
+    /// Returns the token that a row chooses, or, if a GPU has the candidates, the number of the row with [`CHOSEN`].
+    fn token(&self, row: usize) -> Result<u32> {
+        if self.rows.device().is_some() {
+            return Ok(CHOSEN | row as u32);
+        }
+        let columns = self.rows.columns();
+        choose(&self.rows.values()?[row * columns..(row + 1) * columns])
+    }
 }
 
 /// The tokens that a sequence gets in a [greedy pass](Decoder::start_greedy).
@@ -109,36 +118,48 @@ enum Candidates {
 }
 
 impl GreedyPass {
-    /// Waits for the tokens, at most until the timeout of the groups, which are those of the pass. A later pass may still run.
+    /// Waits for the token of each sequence, at most until the timeout of the groups, which are those of the pass. A later pass may still
+    /// run. A sequence has an error in place of a token if its logits are no finite numbers: values have overflowed, or the weights
+    /// are damaged.
     ///
     /// # Errors
-    /// Returns an error if a group has failed, or if logits are no finite numbers: values have overflowed, or the weights are damaged.
-    pub fn wait(self, groups: &mut dyn ModelGroups) -> Result<Vec<u32>> {
-        match &self.candidates {
-            Candidates::Here(candidates) => choose(&candidates.values()?, self.rows),
+    /// Returns an error if a group has failed.
+    pub fn wait(self, groups: &mut dyn ModelGroups) -> Result<Vec<Result<u32>>> {
+        let values = match &self.candidates {
+            Candidates::Here(candidates) => &candidates.values()?[..],
             Candidates::Coming(download) => {
                 if let Some(event) = download.event() {
                     groups.tensor().synchronize_event(event)?;
                 }
-                choose(download.values()?, self.rows)
+                download.values()?
             }
-        }
+        };
+        Ok(values.chunks_exact(values.len() / self.rows.max(1)).map(choose).collect())
     }
 }
 
-/// The tokens that a sequence gets, or the row of the newest candidates that chooses its token on the GPU.
+/// The tokens that a sequence gets.
 #[derive(Clone, Copy)]
 enum Tokens<'a> {
-    Known(&'a [u32]),
-    OfRow(usize),
+    Several(&'a [u32]),
+    /// A token, or [`CHOSEN`] with the row of the newest candidates from which the GPU takes it.
+    One(u32),
 }
 
 impl Tokens<'_> {
-    fn len(self) -> usize {
+    fn all(&self) -> &[u32] {
         match self {
-            Self::Known(tokens) => tokens.len(),
-            Self::OfRow(_) => 1,
+            Self::Several(tokens) => tokens,
+            Self::One(token) => slice::from_ref(token),
         }
+    }
+
+    fn len(&self) -> usize {
+        self.all().len()
+    }
+
+    fn is_chosen(&self) -> bool {
+        matches!(self, Self::One(token) if token & CHOSEN != 0)
     }
 }
 
@@ -147,7 +168,7 @@ type Pairs<'a> = [(usize, Tokens<'a>)];
 
 /// Returns true if the GPU chooses tokens of a pass.
 fn has_chosen(pairs: &Pairs<'_>) -> bool {
-    pairs.iter().any(|(_, tokens)| matches!(tokens, Tokens::OfRow(_)))
+    pairs.iter().any(|(_, tokens)| tokens.is_chosen())
 }
 
 impl Llama {
@@ -188,7 +209,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            tokens.iter().map(|(at, token)| (*at, Tokens::Known(slice::from_ref(token)))).collect();
+            tokens.iter().map(|(at, token)| (*at, Tokens::Several(slice::from_ref(token)))).collect();
         Ok(&self.run(&pairs, Output::Logits, groups)?.rows)
     }
 
@@ -204,7 +225,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`]. The sequences are then as before.
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Known(tokens))).collect();
+            pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Several(tokens))).collect();
         Ok(&self.run(&pairs, Output::Logits, groups)?.rows)
     }
 
@@ -239,20 +260,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         pairs: &[(usize, NextTokens<'_>)],
         groups: &mut dyn ModelGroups,
     ) -> Result<GreedyPass> {
-        let is_chosen = |(_, tokens): &(usize, NextTokens<'_>)| *tokens == NextTokens::Chosen;
-        let known = if pairs.iter().any(is_chosen) { self.known_choices()? } else { Vec::new() };
-        let tokens = |(at, (sequence, tokens)): (usize, &(usize, _))| {
-            let tokens = match tokens {
-                NextTokens::Known(tokens) => Tokens::Known(tokens),
-                NextTokens::Chosen => {
-                    let row = self.newest.as_ref().and_then(|newest| newest.row_of(*sequence, at));
-                    let row = row.ok_or(RequestError::NothingChosen { sequence: *sequence })?;
-                    known.get(row).map_or(Tokens::OfRow(row), |token| Tokens::Known(slice::from_ref(token)))
-                }
-            };
-            Ok((*sequence, tokens))
-        };
-        let pairs = pairs.iter().enumerate().map(tokens).collect::<Result<Vec<_>>>()?;
+        let pairs = pairs.iter().enumerate().map(|(at, pair)| self.resolve(at, *pair));
+        let pairs = pairs.collect::<Result<Vec<_>>>()?;
         if self.model.stage().count > 1 {
             // The candidates would be those of the last stage alone.
             let logits = &self.run(&pairs, Output::Logits, groups)?.rows;
@@ -276,14 +285,18 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.cache.is_on_device() && self.model.stage().count == 1
     }
 
-    /// Returns the tokens that the newest pass chose, unless they are on a GPU.
-    fn known_choices(&self) -> Result<Vec<u32>> {
-        match &self.newest {
-            Some(Newest { sequences, output: Output::Candidates, rows }) if rows.device().is_none() => {
-                choose(&rows.values()?, sequences.len())
-            }
-            _ => Ok(Vec::new()),
+    /// Returns what a sequence gets. `at` is its place among the pairs.
+    fn resolve<'a>(
+        &self,
+        at: usize,
+        (sequence, tokens): (usize, NextTokens<'a>),
+    ) -> Result<(usize, Tokens<'a>)> {
+        if let NextTokens::Known(tokens) = tokens {
+            return Ok((sequence, Tokens::Several(tokens)));
         }
+        let chosen = self.newest.as_ref().and_then(|newest| Some((newest, newest.row_of(sequence, at)?)));
+        let (newest, row) = chosen.ok_or(RequestError::NothingChosen { sequence })?;
+        Ok((sequence, Tokens::One(newest.token(row)?)))
     }
 
     /// Runs a pass. Waits for logits, not for candidates.
@@ -426,8 +439,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             if tokens.len() == 0 {
                 return Err(RequestError::NoTokens.into());
             }
-            if let Tokens::Known(tokens) = tokens {
-                self.model.check(tokens)?;
+            if !tokens.is_chosen() {
+                self.model.check(tokens.all())?;
             }
         }
         let mut sequences: Vec<usize> = pairs.iter().map(|(sequence, _)| *sequence).collect();
@@ -488,10 +501,7 @@ impl Mixed {
         order.extend(longer);
         let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
         for i in &order {
-            match pairs[*i].1 {
-                Tokens::Known(tokens) => all.extend_from_slice(tokens),
-                Tokens::OfRow(row) => all.push(CHOSEN | row as u32),
-            }
+            all.extend_from_slice(pairs[*i].1.all());
             last[*i] = all.len() - 1;
         }
         let slots = cache.slots(order.iter().map(|i| (pairs[*i].0, pairs[*i].1.len())));
