@@ -119,17 +119,23 @@ impl Variant {
 
     /// Returns the number of splits of the positions, enough for every multiprocessor when the cache is full, and the number of partial
     /// results of a head. A split has `across` blocks.
-    fn splits(self, across: usize, capacity: usize, head_dim: usize, multiprocessors: usize) -> [usize; 2] {
+    fn splits(
+        self,
+        across: usize,
+        [capacity, head_dim]: [usize; 2],
+        multiprocessors: usize,
+        numerics: Numerics,
+    ) -> [usize; 2] {
         match self {
             Self::Vectors | Self::Mma => {
                 let splits = (BLOCKS * multiprocessors / across).clamp(1, MOST_SPLITS);
                 [splits.min(capacity.div_ceil(FEWEST)).max(1); 2]
             }
-            // Each tile leaves a result.
+            // For the bits of a prompt, each tile leaves a result.
             Self::Wgmma => {
                 let tiles = capacity.div_ceil(head_dim).max(1);
                 let splits = (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, tiles);
-                [splits, if splits == 1 { 0 } else { tiles }]
+                [splits, if numerics == Numerics::Invariant { tiles } else { splits }]
             }
         }
     }
@@ -226,13 +232,15 @@ impl Cuda {
         // The order in which `decode.cu` adds positions depends on their number.
         if part.is_single() && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
             let multiprocessors = self.gpu.device.info().multiprocessors as usize;
+            let longest = slots.table_length() * PAGE_SIZE;
             let [splits, results] =
-                variant.splits(across, slots.table_length() * PAGE_SIZE, head_dim, multiprocessors);
+                variant.splits(across, [longest, head_dim], multiprocessors, self.numerics);
+            let results = if splits == 1 { 0 } else { results };
             // The block returns to the pool at the end of this function: its next user comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;
             decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
-            decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
+            decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(results as u32).value(shape);
             let shared = variant.shared_bytes(WARP_GROUP_QUERIES, 2, head_dim);
             // SAFETY: a block reads the position, page table and rotations of one row of the part, its heads in the input, and keys and
             // values of its pages up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <

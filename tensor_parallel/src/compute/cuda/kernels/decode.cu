@@ -193,7 +193,7 @@ __device__ __forceinline__ void attend_to_new(
 // `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch, ELEMENT* keys,
-    ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
+    ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, u32, Shape shape
 ) {
     // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.
     u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;

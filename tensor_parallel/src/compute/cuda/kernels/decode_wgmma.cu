@@ -1,4 +1,5 @@
-// Attention of one new position of each of some sequences on the tensor cores of Hopper, with the bits that `prefill` gives it.
+// Attention of one new position of each of some sequences on the tensor cores of Hopper. With a result for each tile it has the bits that
+// `prefill` gives it.
 // Compiled behind prefill_wgmma.cu, whose names it uses.
 
 #ifdef WGMMA
@@ -9,11 +10,11 @@ constexpr u32 PARTS_OF_GROUP = ceil_div(GROUP, WARP_GROUP_QUERIES);
 
 // Split-KV, as in flash decoding. Grid: x, splits of the tiles of keys; y, rows and parts of their groups of query heads. A block
 // takes every gridDim.x-th tile. Blocks with the last tile put the new key and value into the cache. If there are several splits, each
-// tile leaves its weighted values and its softmax in `partial`. The last block of a part to finish adds them in ascending order.
-// `arrivals` is zero before and after.
+// block leaves its weighted values and its softmax in `partial` or, if that has more results than blocks, each tile. The last block of a
+// part to finish adds them in ascending order. `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch, ELEMENT* keys,
-    ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
+    ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, u32 results, Shape shape
 ) {
     extern __shared__ unsigned char memory[];
     const u32 queries = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
@@ -43,11 +44,22 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
 
     const int warp = threadIdx.x / 32;
     Queries mine(shape, first_head + warp * 16, GROUP, position);
-    const bool is_alone = gridDim.x == 1 || tiles == 1;
-    const u64 at = (u64)row * shape.kv_heads + kv_head, most = (u64)shape.pages * (PAGE_SIZE / WGMMA_KEYS);
-    // The weighted values of each tile and head, then the softmax of each.
-    float* const left = partial + at * most * GROUP * HEAD_DIM;
-    Softmax* const left_softmax = (Softmax*)(partial + (u64)shape.rows * shape.kv_heads * most * GROUP * HEAD_DIM) + at * most * GROUP;
+    const bool is_alone = gridDim.x == 1 || tiles == 1, leaves_tiles = !is_alone && results > gridDim.x;
+    const u64 at = (u64)row * shape.kv_heads + kv_head;
+    // The weighted values of each result and head, then the softmax of each.
+    float* const left = partial + at * results * GROUP * HEAD_DIM;
+    Softmax* const left_softmax = (Softmax*)(partial + (u64)shape.rows * shape.kv_heads * results * GROUP * HEAD_DIM) + at * results * GROUP;
+    auto leave = [&](u32 result, const Tile& values, const Softmax (&softmax)[2]) {
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (mine.index[r] >= GROUP) continue;
+            const u64 head = (u64)result * GROUP + mine.index[r];
+            #pragma unroll
+            for (int n = 0; n < HEAD_DIM / 8; n++)
+                *(float2*)(left + head * HEAD_DIM + n * 8 + mine.column) = make_float2(values[4 * n + 2 * r], values[4 * n + 2 * r + 1]);
+            if (threadIdx.x % 4 == 0) left_softmax[head] = softmax[r];
+        }
+    };
     Tile sums = {}, weighted, score;
     Softmax of_tile[2];
     Weights weights;
@@ -92,25 +104,15 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
         if (has_next) load_tile<DECODE_THREADS>(value_tile, values + next_offset, position - start_of(tile + gridDim.x));
         end_loads();
         offset = next_offset;
-        if (is_alone) {
-            mine.add(sums, weighted, of_tile);
-            continue;
-        }
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (mine.index[r] >= GROUP) continue;
-            const u64 head = (u64)tile * GROUP + mine.index[r];
-            #pragma unroll
-            for (int n = 0; n < HEAD_DIM / 8; n++)
-                *(float2*)(left + head * HEAD_DIM + n * 8 + mine.column) = make_float2(weighted[4 * n + 2 * r], weighted[4 * n + 2 * r + 1]);
-            if (threadIdx.x % 4 == 0) left_softmax[head] = of_tile[r];
-        }
+        if (leaves_tiles) leave(tile, weighted, of_tile);
+        else mine.add(sums, weighted, of_tile);
     }
     out += (u64)row * GROUP * shape.kv_heads * HEAD_DIM;
     if (is_alone) {
         mine.store(sums, out, shape, kv_head, GROUP);
         return;
     }
+    if (!leaves_tiles) leave(blockIdx.x, sums, mine.all);
 
     __shared__ bool last;
     __threadfence();
@@ -122,24 +124,24 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     __syncthreads();
     if (!last) return;
     __threadfence();
-    const u32 end = min(first_head + WARP_GROUP_QUERIES, GROUP);
+    const u32 end = min(first_head + WARP_GROUP_QUERIES, GROUP), count = leaves_tiles ? tiles : min(gridDim.x, tiles);
     for (u32 i = first_head * HEAD_DIM + threadIdx.x * 4; i < end * HEAD_DIM; i += DECODE_THREADS * 4) {
         const u32 head = i / HEAD_DIM;
         Softmax all;
         float sums[4] = {};
         constexpr u32 IN_FLIGHT = 16;
-        for (u32 from = 0; from < tiles; from += IN_FLIGHT) {
+        for (u32 from = 0; from < count; from += IN_FLIGHT) {
             float4 values[IN_FLIGHT];
             float2 softmax[IN_FLIGHT];
             #pragma unroll
             for (u32 t = 0; t < IN_FLIGHT; t++) {
-                if (from + t >= tiles) continue;
+                if (from + t >= count) continue;
                 values[t] = __ldcg((const float4*)(left + (u64)(from + t) * GROUP * HEAD_DIM + i));
                 softmax[t] = __ldcg((const float2*)(left_softmax + (u64)(from + t) * GROUP + head));
             }
             #pragma unroll
             for (u32 t = 0; t < IN_FLIGHT; t++) {
-                if (from + t >= tiles) continue;
+                if (from + t >= count) continue;
                 float keep, share;
                 all.add({softmax[t].x, softmax[t].y}, mine.scale, keep, share);
                 sums[0] = Softmax::add_values(sums[0], keep, values[t].x, share);
