@@ -234,7 +234,8 @@ section! {
     ProfileConfig = "profile" {
         /// Record the latency and bandwidth of calls.
         enabled: bool = "true",
-        /// Also time calls inside a captured CUDA graph, one in 64 of each kind. Each timed call makes a replay some 20 µs longer.
+        /// Also time calls inside a captured CUDA graph, one in 64 of each kind, where a replay ends before the next starts. Each timed
+        /// call makes a replay some 20 µs longer.
         graphs: bool = "false",
         /// A call is logged if it takes longer than this plus the time that its bytes need at 0.1 GB/s on CPUs or 10 GB/s on GPUs.
         /// Over TCP, waiting for other ranks does not count. `ryz check`, `ryz bench`, `ryz tune` and `ryz generate` log

@@ -1,5 +1,5 @@
-//! Continuous batching. Rank 0 leads: before every pass it tells the other ranks which sequences end and which tokens are
-//! appended to which, so that all ranks make the same calls. Only rank 0 knows requests, chooses tokens and makes text.
+//! Continuous batching. Rank 0 leads: with a plan of one or several passes it tells the other ranks which sequences end and which tokens
+//! are appended to which, so that all ranks make the same calls. Only rank 0 knows requests, samples tokens and makes text.
 
 use std::mem::take;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -201,8 +201,8 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// The number of passes that can follow each other from these tokens on if all sequences take their most likely token: one while
-    /// prompts are unfinished, otherwise no more than any answer may still have tokens. It may end earlier.
+    /// The number of passes of a plan if all sequences take their most likely token: one while a prompt is unfinished, otherwise at most
+    /// as many as every answer may still have tokens. An answer may end earlier; its later tokens are ignored.
     fn greedy_passes(&self, tokens: &[(usize, Vec<u32>)]) -> Option<usize> {
         let running = self.slots.iter().flatten();
         if !running.clone().all(|running| running.job.sampler.is_greedy()) {
@@ -328,7 +328,7 @@ impl<'a> Running<'a> {
     }
 
     fn tell(&self, event: Event) {
-        // It fails if the client has left, which the next pass finds.
+        // It fails if the client has left, which the next plan finds.
         let _ = self.job.events.send(event);
     }
 }

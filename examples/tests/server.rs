@@ -260,7 +260,15 @@ fn a_chat_answers_to_the_text_of_its_template_in_one_piece_and_streamed() {
 
 #[test]
 fn an_answer_ends_before_a_stop_string_and_a_seed_repeats_it() {
-    let server = Server::start(&[]);
+    check_ends(&Server::start(&[]));
+}
+
+#[test]
+fn an_answer_that_ends_amid_passes_ends_there_and_leaves_its_slot_to_the_next() {
+    check_ends(&Server::start(&["--sequences", "1", "--passes", "7"]));
+}
+
+fn check_ends(server: &Server) {
     let (whole, ..) = server.expected("the ring", 40);
     // From the middle of the text, so that there is something before it.
     let middle = whole.char_indices().nth(whole.chars().count() / 2).unwrap().0;
@@ -270,6 +278,8 @@ fn an_answer_ends_before_a_stop_string_and_a_seed_repeats_it() {
     let (_, answer) = server.ask("/v1/completions", &body);
     assert_eq!(answer["choices"][0]["text"], whole[..whole.find(&stop).unwrap()]);
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let (_, answer) = server.ask("/v1/completions", &greedy("the ring", 40));
+    assert_eq!(answer["choices"][0]["text"], whole);
 
     let sampled = |seed| {
         let body = json!({ "prompt": "the ring", "max_tokens": 30, "temperature": 2.0, "top_p": 0.95, "top_k": 50,

@@ -8,8 +8,8 @@ pub use ryzanstein_process_group::{
     Buffer, BufferMut, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Work,
 };
 pub use ryzanstein_tensor_parallel::{
-    ChatTemplate, ChatTime, Communicator, Decoder, GenerateOptions, Generated, Llama, Message, Passes,
-    Penalties, Sampling, TextModel, TextStream, Tokenizer,
+    ChatTemplate, ChatTime, Communicator, Decoder, GenerateOptions, Generated, GreedyPass, Llama, Message,
+    NextTokens, Passes, Penalties, Sampling, TextModel, TextStream, Tokenizer,
 };
 
 pub use crate::{Builder, Orchestrator};

@@ -85,15 +85,20 @@ pub(crate) fn candidates(x: &Tensor, columns: &Range<usize>) -> Result<Tensor> {
     Tensor::new(&[x.rows(), 2], (0..x.rows()).flat_map(of_row).collect(), DType::F32)
 }
 
-/// Returns the token that a row of candidates chooses: pairs of a logit and its token, in ascending order of the tokens.
-///
-/// # Errors
-/// Returns the errors of [`most_likely`].
-pub(crate) fn choose(row: &[f32]) -> Result<u32> {
+/// Returns the most likely token of a row of candidates, with its logit: pairs of a logit and its token, in ascending order of the tokens.
+pub(crate) fn pick(row: &[f32]) -> (u32, f32) {
     let logits: Vec<f32> = row.iter().copied().step_by(2).collect();
     let (logit, at) = argmax(&logits);
-    let token = row.get(2 * at + 1).ok_or_else(|| Error::input("there are no candidates to choose from"))?;
-    check(logit, *token as usize).map(|()| *token as u32)
+    (row.get(2 * at + 1).map_or(0, |token| *token as u32), logit)
+}
+
+/// Returns the [most likely](pick) token of a row of candidates.
+///
+/// # Errors
+/// Returns an error if its logit is NaN or infinite.
+pub(crate) fn choose(row: &[f32]) -> Result<u32> {
+    let (token, logit) = pick(row);
+    check(logit, token as usize).map(|()| token)
 }
 
 #[cfg(test)]
@@ -127,13 +132,15 @@ mod tests {
 
         #[test]
         fn candidates_of_parts_choose_what_the_whole_row_does(
-            rows in prop::collection::vec(prop::collection::vec(-4i8..4, 12), 1..4), ranks in 1usize..4,
+            rows in prop::collection::vec(prop::collection::vec(-4i8..5, 12), 1..4), ranks in 1usize..9,
         ) {
-            let values: Vec<f32> = rows.iter().flatten().map(|v| f32::from(*v)).collect();
+            let logit = |v: &i8| if *v == 4 { f32::NAN } else { f32::from(*v) };
+            let values: Vec<f32> = rows.iter().flatten().map(logit).collect();
+            // With 5 ranks of 3 or 8 of 2, the last have no tokens.
             let width = 12usize.div_ceil(ranks);
             let of_rank = |rank: usize| {
-                let tokens = rank * width..12.min((rank + 1) * width);
-                let part = rows.iter().flat_map(|row| row[tokens.clone()].iter().map(|v| f32::from(*v)));
+                let tokens = 12.min(rank * width)..12.min((rank + 1) * width);
+                let part = rows.iter().flat_map(|row| row[tokens.clone()].iter().map(logit));
                 let part = Tensor::new(&[rows.len(), tokens.len()], part.collect(), DType::F32).unwrap();
                 candidates(&part, &tokens).unwrap().values().unwrap().into_owned()
             };
@@ -141,7 +148,7 @@ mod tests {
             let of_row = |row: usize| ranks.iter().flat_map(move |of| of[2 * row..2 * row + 2].to_vec());
             let gathered: Vec<f32> = (0..rows.len()).flat_map(of_row).collect();
             let expected: Vec<u32> = values.chunks(12).map(|row| slow(row) as u32).collect();
-            let got: Vec<u32> = gathered.chunks_exact(2 * ranks.len()).map(|row| choose(row).unwrap()).collect();
+            let got: Vec<u32> = gathered.chunks_exact(2 * ranks.len()).map(|row| pick(row).0).collect();
             prop_assert_eq!(got, expected);
         }
     }
@@ -153,5 +160,6 @@ mod tests {
         assert!(said(&[1.0, 3.0, f32::INFINITY, 70.0]).contains("that of token 70, is inf"));
         assert!(said(&[f32::NEG_INFINITY, 0.0]).contains("is -inf"));
         assert!(most_likely(&[]).is_err() && choose(&[]).is_err());
+        assert_eq!(pick(&[1.0, 3.0, f32::NAN, 70.0]).0, 70);
     }
 }

@@ -98,8 +98,9 @@ impl ParallelLmHead {
         gather_columns(local, self.weight.vocabulary, compute, group)
     }
 
-    /// Returns candidates for the most likely token of each row, identical on every rank: `[positions, pairs × 2]`, as
-    /// [`Compute::argmax`] does for this rank's shard of the vocabulary, of all ranks. Takes one all-gather.
+    /// Returns candidates for the most likely token of each row, `[positions, pairs × 2]`, identical on every rank. Every rank computes
+    /// [`Compute::argmax`] of its shard; the result has the pairs of all ranks, in the order of the ranks. Takes one all-gather, unless
+    /// there is only one rank.
     ///
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward).

@@ -127,11 +127,11 @@ fn rank(work: &Work) -> Result<()> {
         let times: Vec<f64> = passes.iter().map(|passes| passes.time).collect();
         let best = times.iter().copied().fold(f64::INFINITY, f64::min);
         let token_to_token = greedy(&model, n, work, kinds[kinds.len() - 1], group)?;
-        let first = *of_first.get_or_insert(best);
+        let first = *of_first.get_or_insert(token_to_token);
         let mut row = vec![n.to_string()];
         row.extend(times.iter().map(|time| units::time(time * 1e6)));
         row.push(units::time(token_to_token * 1e6));
-        row.extend([format!("{:.1}", n as f64 / token_to_token), format!("{:.2}", best / first)]);
+        row.extend([format!("{:.1}", n as f64 / token_to_token), format!("{:.2}", token_to_token / first)]);
         let digests: BTreeSet<&str> = passes.iter().map(|passes| &*passes.digest).collect();
         row.push(Vec::from_iter(digests).join(" "));
         rows.push(row);

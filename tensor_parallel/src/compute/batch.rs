@@ -10,8 +10,8 @@ use crate::rotary::{Rotary, RotaryTable};
 /// Number of positions in a page of the KV cache: a multiple of the keys that any kernel processes together.
 pub const PAGE_SIZE: usize = 128;
 
-/// With a row number, the place of a token that a GPU has yet to take from that row of some candidates. It is above every token, so a
-/// batch that still has one is refused.
+/// Marks a token that a GPU takes from row `token & !CHOSEN` of some candidates. It is above every token, so the embedding refuses a batch
+/// that still has one.
 pub const CHOSEN: u32 = 1 << 31;
 
 /// The maximum number of positions of a sequence: kernels add numbers of positions in 32 bits.
@@ -309,7 +309,7 @@ impl Batch {
         self.tokens.iter().filter(|token| **token & CHOSEN != 0).map(|token| (token & !CHOSEN) as usize)
     }
 
-    /// Forgets them, once the GPU takes their tokens.
+    /// Sets marked tokens to 0, after the kernel that replaces them is enqueued.
     pub(super) fn set_chosen(&mut self) {
         self.tokens.iter_mut().filter(|token| **token & CHOSEN != 0).for_each(|token| *token = 0);
     }

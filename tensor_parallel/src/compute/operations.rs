@@ -250,7 +250,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// lowest token that has it. The number of parts depends on the width alone. The default computes one part in host memory.
     ///
     /// # Errors
-    /// Returns an error if `x` is not `f32` or does not have these columns, a token is above 2²⁴, or the device fails.
+    /// Returns an error if `x` is not `f32` or does not have these columns, a token is 2²⁴ or above, or the device fails.
     fn argmax(&self, x: &Tensor, tokens: Range<usize>) -> Result<Tensor> {
         argmax::candidates(x, &tokens)
     }

@@ -23,7 +23,7 @@ pub use self::tokenizer::Tokenizer;
 use crate::attention::CacheSize;
 use crate::digest::digest;
 use crate::error::{RequestError, Result};
-use crate::model::{Decoder, Llama, ModelGroups, NextTokens, Passes, all_gather, synchronize};
+use crate::model::{Decoder, GreedyPass, Llama, ModelGroups, NextTokens, Passes, all_gather, synchronize};
 
 /// The options of a generation.
 #[derive(Clone, PartialEq, Debug)]
@@ -73,8 +73,8 @@ pub struct Generated {
 }
 
 impl Llama {
-    /// Generates tokens after `prompt`. Every rank passes the same arguments and returns the same tokens: the logits are
-    /// gathered, so all ranks sample from identical logits with the same random numbers.
+    /// Generates tokens after `prompt`. Every rank passes the same arguments and returns the same tokens: all choose from identical logits
+    /// or candidates, with the same random numbers.
     ///
     /// # Errors
     /// Returns an error if ranks pass different prompts or options, prompt and new tokens are longer than the model allows, a
@@ -98,20 +98,39 @@ impl Llama {
         prompt: &[u32],
         options: &GenerateOptions,
         groups: &mut dyn ModelGroups,
-        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+        on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
         let _span = tracing::info_span!("generate", prompt_tokens = prompt.len()).entered();
         check_same_request(prompt, options, groups)?;
         let mut sampler = Sampler::new(options.sampling)?.with_penalties(options.penalties, prompt)?;
-        let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
         if options.max_new_tokens == 0 {
-            return Ok(generated);
+            return Ok(Generated { tokens: Vec::new(), stop: StopReason::Length });
         }
         // The last token is chosen but not fed back.
         let positions = prompt.len().saturating_add(options.max_new_tokens - 1);
         let mut decoder = Decoder::new(self, CacheSize::full(1, positions), options.passes)?;
-        // Tokens that the model has not seen, and the pass that a GPU has begun before the host knew its token.
-        let (mut next, mut ahead) = (prompt.to_vec(), None);
+        // The pass that a GPU has begun before the host knew its token.
+        let mut ahead = None;
+        let outcome =
+            self.follow(prompt, options, (&mut sampler, &mut decoder, &mut ahead), groups, on_token);
+        // It uses the memory of the decoder.
+        let waited = if ahead.is_some() { synchronize(groups) } else { Ok(()) };
+        let generated = outcome?;
+        waited.map(|()| generated)
+    }
+
+    /// Generates after `prompt` with an empty decoder.
+    fn follow(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        (sampler, decoder, ahead): (&mut Sampler, &mut Decoder<&Self>, &mut Option<GreedyPass>),
+        groups: &mut dyn ModelGroups,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
+        // Tokens that the model has not seen.
+        let mut next = prompt.to_vec();
         loop {
             let is_last = generated.tokens.len() + 1 == options.max_new_tokens;
             let token = if sampler.is_greedy() {
@@ -120,7 +139,7 @@ impl Llama {
                     None => decoder.start_greedy(&[(0, NextTokens::Known(&next))], groups)?,
                 };
                 if decoder.is_asynchronous() && !is_last {
-                    ahead = Some(decoder.start_greedy(&[(0, NextTokens::Chosen)], groups)?);
+                    *ahead = Some(decoder.start_greedy(&[(0, NextTokens::Chosen)], groups)?);
                 }
                 pass.wait(groups)?.remove(0)?
             } else {
@@ -135,15 +154,11 @@ impl Llama {
                 } else if wish.is_break() {
                     generated.stop = StopReason::Caller;
                 }
-                break;
+                return Ok(generated);
             }
             next.clear();
             next.push(token);
         }
-        if ahead.is_some() {
-            synchronize(groups)?;
-        }
-        Ok(generated)
     }
 }
 

@@ -167,7 +167,7 @@ impl Sampler {
 
 /// Samples a token with a random number in `[0, 1)`. Usually few tokens have most of the probability: only so many are sorted.
 fn sample(logits: &[f32], greatest: f32, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
-    // Also without a weight: logits of negative infinity.
+    // A logit of negative infinity has weight 0.
     let weight = |x: f32| if x > -87.0 { exp(x) } else { 0.0 };
     let scaled = |logit: &f32| (f64::from(logit - greatest) / temperature) as f32;
     let weights: Vec<f32> = logits.iter().map(|logit| weight(scaled(logit))).collect();
@@ -190,7 +190,7 @@ fn sample(logits: &[f32], greatest: f32, temperature: f64, (top_p, top_k): (f64,
     }
     while count < tokens.len() && (count == 0 || kept < top_p * total) {
         if count == sorted {
-            sorted = (4 * sorted).clamp(FIRST_SORTED, tokens.len().max(FIRST_SORTED)).min(tokens.len());
+            sorted = (4 * sorted).max(FIRST_SORTED).min(tokens.len());
             sort_first(&mut tokens, count, sorted, order);
         }
         kept += f64::from(weights[tokens[count] as usize]);

@@ -35,15 +35,22 @@ impl Download {
                 array.dtype()
             )));
         }
-        let free = lock(&gpu.downloads).pop().filter(|(buffer, _)| buffer.bytes().len() >= bytes);
+        // A copy that nobody waited for may still be under way.
+        let is_free = |(buffer, event): &(PinnedBuffer, Event)| {
+            buffer.bytes().len() >= bytes && event.is_done().unwrap_or(false)
+        };
+        let free = {
+            let mut places = lock(&gpu.downloads);
+            places.iter().position(is_free).map(|at| places.swap_remove(at))
+        };
         let (mut buffer, event) = match free {
             Some(place) => place,
             None => {
                 (PinnedBuffer::new(&gpu.device, bytes.max(BYTES))?, Event::new(gpu.device.stream(), false)?)
             }
         };
-        // SAFETY: the array has as many bytes, and is written only in the order of the stream. The buffer is read once the event has
-        // passed, and reused by copies behind this one; the driver waits for the copy before the buffer is freed.
+        // SAFETY: the array has as many bytes, and is written only in the order of the stream. The buffer is read or reused once the
+        // event has passed; the driver waits for the copy before the buffer is freed.
         unsafe { gpu.device.stream().copy_to_host(&mut buffer.bytes_mut()[..bytes], array.address()) }?;
         event.record(gpu.device.stream())?;
         Ok(Self { gpu: Arc::clone(gpu), place: Some((buffer, event)), bytes })

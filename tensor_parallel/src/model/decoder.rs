@@ -8,12 +8,12 @@ use std::ops::{Deref, Range};
 use std::slice;
 use std::sync::Arc;
 
-use ryzanstein_process_group::CapturedCalls;
+use ryzanstein_process_group::{CapturedCalls, DType};
 
 use super::groups::{ModelGroups, synchronize};
 use super::llama::{Llama, MicroBatch, Output};
 use super::stage::cut;
-use crate::argmax::{candidates, choose};
+use crate::argmax::{choose, pick};
 use crate::attention::{CacheSize, KvCache};
 use crate::compute::{CHOSEN, CapturedGraph, SlotMapping};
 use crate::error::{Error, RequestError, Result};
@@ -26,7 +26,7 @@ use crate::tensor::Tensor;
 /// time, and is replayed from then on, for any n sequences: one launch in place of hundreds, with the same result. Each n has its
 /// own graph and memory. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL keeps the
 /// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another. Graphs stay valid
-/// whatever happens to sequences and pages. Passes through several pipeline stages are not captured, because the stages process
+/// whatever happens to sequences and pages. Greedy passes and those that return logits have graphs of their own. Passes through several pipeline stages are not captured, because the stages process
 /// different parts of them.
 ///
 /// With P pipeline stages, the sequences of a pass are divided into P micro-batches, or one for each sequence if there are fewer,
@@ -91,7 +91,8 @@ impl Newest {
             return Ok(CHOSEN | row as u32);
         }
         let columns = self.rows.columns();
-        choose(&self.rows.values()?[row * columns..(row + 1) * columns])
+        // [`GreedyPass::wait`] checks its logit.
+        Ok(pick(&self.rows.values()?[row * columns..(row + 1) * columns]).0)
     }
 }
 
@@ -141,16 +142,16 @@ impl GreedyPass {
 /// The tokens that a sequence gets.
 #[derive(Clone, Copy)]
 enum Tokens<'a> {
-    Several(&'a [u32]),
-    /// A token, or [`CHOSEN`] with the row of the newest candidates from which the GPU takes it.
-    One(u32),
+    Given(&'a [u32]),
+    /// A token that the previous pass chose, or [`CHOSEN`] with the row of the newest candidates from which the GPU takes it.
+    Chosen(u32),
 }
 
 impl Tokens<'_> {
     fn all(&self) -> &[u32] {
         match self {
-            Self::Several(tokens) => tokens,
-            Self::One(token) => slice::from_ref(token),
+            Self::Given(tokens) => tokens,
+            Self::Chosen(token) => slice::from_ref(token),
         }
     }
 
@@ -159,7 +160,7 @@ impl Tokens<'_> {
     }
 
     fn is_chosen(&self) -> bool {
-        matches!(self, Self::One(token) if token & CHOSEN != 0)
+        matches!(self, Self::Chosen(token) if token & CHOSEN != 0)
     }
 }
 
@@ -169,6 +170,27 @@ type Pairs<'a> = [(usize, Tokens<'a>)];
 /// Returns true if the GPU chooses tokens of a pass.
 fn has_chosen(pairs: &Pairs<'_>) -> bool {
     pairs.iter().any(|(_, tokens)| tokens.is_chosen())
+}
+
+/// Waits for the result of a pass, or starts to copy candidates from a GPU.
+fn finished(
+    rows: Arc<Tensor>,
+    output: Output,
+    model: &Llama,
+    groups: &mut dyn ModelGroups,
+) -> Result<(Arc<Tensor>, Option<Download>)> {
+    if output == Output::Candidates && model.stage().count > 1 {
+        let tokens = 0..rows.columns();
+        let candidates = model.compute.argmax(&rows, tokens)?;
+        synchronize(groups)?;
+        let values = candidates.values()?.into_owned();
+        return Ok((Arc::new(Tensor::new(candidates.shape(), values, DType::F32)?), None));
+    }
+    if let (Output::Candidates, Some(array)) = (output, rows.device()) {
+        let coming = Download::start(array)?;
+        return Ok((rows, Some(coming)));
+    }
+    synchronize(groups).map(|()| (rows, None))
 }
 
 impl Llama {
@@ -209,8 +231,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            tokens.iter().map(|(at, token)| (*at, Tokens::Several(slice::from_ref(token)))).collect();
-        Ok(&self.run(&pairs, Output::Logits, groups)?.rows)
+            tokens.iter().map(|(at, token)| (*at, Tokens::Given(slice::from_ref(token)))).collect();
+        Ok(&self.run(&pairs, Output::Logits, groups)?.0.rows)
     }
 
     /// Appends tokens to several sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next
@@ -225,8 +247,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`]. The sequences are then as before.
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Several(tokens))).collect();
-        Ok(&self.run(&pairs, Output::Logits, groups)?.rows)
+            pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Given(tokens))).collect();
+        Ok(&self.run(&pairs, Output::Logits, groups)?.0.rows)
     }
 
     /// Starts a [`step`](Self::step) that chooses the most likely next token of each sequence, the lowest of a tie, in place of
@@ -239,7 +261,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     ///
     /// # Errors
     /// Returns the errors of [`step`](Self::step), or a [`RequestError::NothingChosen`] if the previous pass chose no token for a
-    /// sequence. If a group fails during the pass, [`GreedyPass::wait`] returns the error, or a later call.
+    /// sequence, or it has been cleared or replaced since. If a group fails during the pass, [`GreedyPass::wait`] returns the error,
+    /// or a later call.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -262,21 +285,11 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     ) -> Result<GreedyPass> {
         let pairs = pairs.iter().enumerate().map(|(at, pair)| self.resolve(at, *pair));
         let pairs = pairs.collect::<Result<Vec<_>>>()?;
-        if self.model.stage().count > 1 {
-            // The candidates would be those of the last stage alone.
-            let logits = &self.run(&pairs, Output::Logits, groups)?.rows;
-            let rows = Arc::new(candidates(logits, &(0..logits.columns()))?);
-            let sequences = pairs.iter().map(|(sequence, _)| *sequence).collect();
-            self.newest = Some(Newest { sequences, output: Output::Candidates, rows });
-        } else {
-            self.run(&pairs, Output::Candidates, groups)?;
-        }
-        let newest = self.newest.as_ref().ok_or_else(|| Error::input("the pass returned no candidates"))?;
-        let candidates = match newest.rows.device() {
-            Some(array) => Candidates::Coming(Download::start(array)?),
-            None => Candidates::Here(Arc::clone(&newest.rows)),
-        };
-        Ok(GreedyPass { rows: pairs.len(), candidates })
+        let rows = pairs.len();
+        let (newest, coming) = self.run(&pairs, Output::Candidates, groups)?;
+        let candidates =
+            coming.map_or_else(|| Candidates::Here(Arc::clone(&newest.rows)), Candidates::Coming);
+        Ok(GreedyPass { rows, candidates })
     }
 
     /// Returns true if [`start_greedy`](Self::start_greedy) returns before the tokens are known, so that it pays to start the next pass
@@ -292,52 +305,52 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         (sequence, tokens): (usize, NextTokens<'a>),
     ) -> Result<(usize, Tokens<'a>)> {
         if let NextTokens::Known(tokens) = tokens {
-            return Ok((sequence, Tokens::Several(tokens)));
+            return Ok((sequence, Tokens::Given(tokens)));
         }
         let chosen = self.newest.as_ref().and_then(|newest| Some((newest, newest.row_of(sequence, at)?)));
         let (newest, row) = chosen.ok_or(RequestError::NothingChosen { sequence })?;
-        Ok((sequence, Tokens::One(newest.token(row)?)))
+        Ok((sequence, Tokens::Chosen(newest.token(row)?)))
     }
 
-    /// Runs a pass. Waits for logits, not for candidates.
-    fn run(&mut self, pairs: &Pairs<'_>, output: Output, groups: &mut dyn ModelGroups) -> Result<&Newest> {
-        let sequences = pairs.len();
-        let rows = if pairs.iter().any(|(_, tokens)| tokens.len() != 1) {
-            let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
-            let _span = tracing::info_span!("prefill", sequences, tokens).entered();
-            self.pass(pairs, output, groups)
-        } else {
-            let _span = tracing::info_span!("decode", sequences).entered();
-            if self.model.stage().count > 1 {
-                self.pass(pairs, output, groups)
-            } else {
-                self.single_tokens(pairs, output, groups)
-            }
-        }?;
-        let sequences = pairs.iter().map(|(sequence, _)| *sequence).collect();
-        Ok(self.newest.insert(Newest { sequences, output, rows }))
-    }
-
-    /// Runs a pass of one token for each sequence. With [`Passes::Graph`], the second one of a size is captured.
-    fn single_tokens(
+    /// Runs a pass. Waits for logits; candidates on a GPU are still to come.
+    fn run(
         &mut self,
         pairs: &Pairs<'_>,
         output: Output,
         groups: &mut dyn ModelGroups,
-    ) -> Result<Arc<Tensor>> {
+    ) -> Result<(&Newest, Option<Download>)> {
+        let sequences = pairs.len();
+        let is_single = pairs.iter().all(|(_, tokens)| tokens.len() == 1);
+        let _span = if is_single {
+            tracing::info_span!("decode", sequences).entered()
+        } else {
+            let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
+            tracing::info_span!("prefill", sequences, tokens).entered()
+        };
         let more = self.validate(pairs)?;
         let Self { passes, cache, model, kind, newest } = self;
-        let newest = newest.as_ref().map(|newest| &*newest.rows);
-        let mut result = None;
+        let (model, mut done) = (&**model, None);
         cache.append(&more, |cache| {
-            result =
-                Some(Self::single_pass((pairs, newest), output, (passes, kind), (model, cache), groups)?);
-            if output == Output::Logits { synchronize(groups) } else { Ok(()) }
+            // Otherwise its memory is free for this pass.
+            if !has_chosen(pairs) {
+                *newest = None;
+            }
+            let chosen = newest.as_ref().map(|newest| &*newest.rows);
+            let rows = if is_single && model.stage().count == 1 {
+                Self::single_pass((pairs, chosen), output, (passes, kind), (model, cache), groups)?
+            } else {
+                Arc::new(Self::pass((pairs, chosen), output, (model, cache), groups)?)
+            };
+            done = Some(finished(rows, output, model, groups)?);
+            Ok(())
         })?;
-        result.ok_or_else(|| Error::input("the recorded pass returned nothing"))
+        let (rows, coming) = done.ok_or_else(|| Error::input("the pass returned nothing"))?;
+        let sequences = pairs.iter().map(|(sequence, _)| *sequence).collect();
+        Ok((newest.insert(Newest { sequences, output, rows }), coming))
     }
 
-    /// Runs the pass of [`single_tokens`](Self::single_tokens), for which the cache has pages.
+    /// Runs a pass of one token for each sequence, for which the cache has pages. With [`Passes::Graph`], the second one of a size is
+    /// captured.
     fn single_pass(
         (pairs, newest): (&Pairs<'_>, Option<&Tensor>),
         output: Output,
@@ -359,7 +372,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
                 free.insert(Pass { recorded: None, part, result: None })
             }
         };
-        if let Some(newest) = newest.filter(|_| has_chosen(pairs)) {
+        if let Some(newest) = newest {
             compute.choose_tokens(&mut pass.part.batch, newest)?;
         }
         let ran_before = pass.result.is_some();
@@ -400,34 +413,26 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok(Arc::clone(pass.result.insert(result)))
     }
 
-    /// Runs a pass that is never captured, with a micro-batch for each stage.
+    /// Runs a pass that is never captured, with a micro-batch for each stage. The cache has pages for it.
     fn pass(
-        &mut self,
-        pairs: &Pairs<'_>,
+        (pairs, newest): (&Pairs<'_>, Option<&Tensor>),
         output: Output,
+        (model, cache): (&Llama, &mut KvCache),
         groups: &mut dyn ModelGroups,
-    ) -> Result<Arc<Tensor>> {
-        let more = self.validate(pairs)?;
-        if output == Output::Logits {
-            self.newest = None;
-        }
-        let Self { cache, model, newest, .. } = self;
-        let mut result = None;
-        cache.append(&more, |cache| {
-            let micro_batch = |part: Range<usize>| {
-                let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
-                let mut batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
-                if let Some(newest) = newest.as_ref().filter(|_| has_chosen(pairs)) {
-                    model.compute.choose_tokens(&mut batch, &newest.rows)?;
-                }
-                Ok(MicroBatch { batch, rows: last })
-            };
-            let count = model.stage().count.min(pairs.len());
-            let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
-            result = Some(Arc::new(model.output(&parts, output, cache, groups)?));
-            if output == Output::Logits { synchronize(groups) } else { Ok(()) }
-        })?;
-        result.ok_or_else(|| Error::input("the pass returned nothing"))
+    ) -> Result<Tensor> {
+        let micro_batch = |part: Range<usize>| {
+            let Mixed { tokens, slots, last } = Mixed::new(&pairs[part], cache);
+            let mut batch = model.compute.batch(&tokens, &slots, &model.config.rotary)?;
+            if let Some(newest) = newest {
+                model.compute.choose_tokens(&mut batch, newest)?;
+            }
+            Ok(MicroBatch { batch, rows: last })
+        };
+        let count = model.stage().count.min(pairs.len());
+        let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
+        // The candidates would be those of the last stage alone.
+        let output = if model.stage().count > 1 { Output::Logits } else { output };
+        model.output(&parts, output, cache, groups)
     }
 
     /// Checks the pairs of a request. Returns the number of tokens of each sequence.
@@ -453,7 +458,14 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
 
     /// Removes a sequence, so that another can take its number.
     pub fn clear(&mut self, sequence: usize) {
+        self.forget_choice(sequence);
         self.cache.truncate(sequence, 0);
+    }
+
+    /// Forgets what the newest pass has chosen for a sequence.
+    fn forget_choice(&mut self, sequence: usize) {
+        let sequences = self.newest.iter_mut().flat_map(|newest| &mut newest.sequences);
+        sequences.filter(|there| **there == sequence).for_each(|there| *there = usize::MAX);
     }
 
     /// Removes all but the first `length` positions of a sequence. A shorter sequence is unchanged.
@@ -467,7 +479,9 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// # Errors
     /// Returns an error if there is no such sequence, or `from` holds fewer positions.
     pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
-        self.cache.fork(from, to, length)
+        self.cache.fork(from, to, length)?;
+        self.forget_choice(to);
+        Ok(())
     }
 
     /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.

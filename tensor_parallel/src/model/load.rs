@@ -283,7 +283,7 @@ impl Llama {
             if !tokens.is_empty() {
                 decoder.prefill(0, tokens, groups)?;
             }
-            // Weights without values give logits that choose no token.
+            // Nobody waits for the tokens: weights without values may give NaN.
             drop(decoder.start_greedy(&[(0, NextTokens::Known(&[0]))], groups)?);
             if decoder.is_asynchronous() {
                 decoder.truncate(0, tokens.len());

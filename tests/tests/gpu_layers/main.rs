@@ -11,7 +11,7 @@ use ryzanstein_config::{DeviceConfig, Numerics};
 use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
 use ryzanstein_process_group::{DType, LocalRank};
 use ryzanstein_tensor_parallel::attention::Rotary;
-use ryzanstein_tensor_parallel::compute::SlotMapping;
+use ryzanstein_tensor_parallel::compute::{CHOSEN, PAGE_SIZE, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Cuda, Host, Tensor};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -119,6 +119,92 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
                     "{stored} to {out}, {columns} columns"
                 );
             }
+        }
+    }
+}
+
+/// Returns, of each row of candidates, the logit and the token that it chooses: the greatest, NaN before all, the lowest of a tie.
+fn chosen(candidates: &Tensor) -> Vec<(u32, f32)> {
+    let values = candidates.values().unwrap();
+    let of_row = |row: &[f32]| {
+        let better = |a: &[f32], b: &[f32]| b[0] > a[0] || (b[0].is_nan() && !a[0].is_nan());
+        let best = row.chunks_exact(2).reduce(|a, b| if better(a, b) { b } else { a }).unwrap();
+        // Zeros of both signs are equal, and so is every NaN.
+        (best[1] as u32, if best[0].is_nan() { f32::NAN } else { best[0] + 0.0 })
+    };
+    values.chunks_exact(candidates.columns()).map(of_row).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn tokens_are_chosen_as_on_the_processor_and_embedded_right_after() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    let rotary = Rotary::new(4, 10_000.0);
+    for (width, tokens) in [
+        (1, 0..1),
+        (64, 36..100),
+        (2047, 0..2047),
+        (2048, 5..2053),
+        (2049, 0..2049),
+        (6000, 0..4096),
+        (6000, 90..90),
+        (128_256, 7..128_200),
+    ] {
+        let rows = 6;
+        let mut values = whole(&[rows, width], width, DType::F32).values().unwrap().into_owned();
+        let mut set = |row: usize, at: usize, value: f32| values[row * width + at % width] = value;
+        // Ties across parts, what is no number, zeros of both signs, and greater values behind the tokens.
+        for at in [3, 2050, 4500] {
+            set(1, at, 9.0);
+        }
+        for at in [70, 4099] {
+            set(2, at, f32::NAN);
+        }
+        for at in 0..width {
+            set(3, at, if at.is_multiple_of(3) { -0.0 } else { 0.0 });
+            set(5, at, f32::NEG_INFINITY);
+        }
+        set(4, 2100, f32::INFINITY);
+        for row in values.chunks_exact_mut(width) {
+            row[tokens.len()..].fill(1e9);
+        }
+        let (x, gpu_x) = both(&cuda, || Tensor::new(&[rows, width], values.clone(), DType::F32).unwrap());
+        let want = chosen(&host.argmax(&x, tokens.clone()).unwrap());
+        let candidates = cuda.argmax(&gpu_x, tokens.clone()).unwrap();
+        let got = chosen(&candidates);
+        for (row, (got, want)) in got.iter().zip(&want).enumerate() {
+            let same = got.1 == want.1 || (got.1.is_nan() && want.1.is_nan());
+            // Without tokens, or a logit above negative infinity, any token is right.
+            let any = want.1 == f32::NEG_INFINITY;
+            assert!(
+                same && (any || got.0 == want.0),
+                "{width}, {tokens:?}, row {row}: {got:?} and not {want:?}"
+            );
+        }
+        if tokens.is_empty() {
+            continue;
+        }
+        // The last rows first, and a token that the host knows between them.
+        let ids = [CHOSEN | 4, CHOSEN | 2, tokens.start as u32, CHOSEN, CHOSEN | 1];
+        let mut slots = SlotMapping::new(5 * PAGE_SIZE);
+        (0..5).for_each(|page| slots.push(&[page], 0, 1));
+        let expected: Vec<u32> = [4, 2].iter().map(|row| want[*row].0).collect();
+        let expected = [&expected[..], &[tokens.start as u32, want[0].0, want[1].0]].concat();
+        let (table, gpu_table) = both(&cuda, || noise(&[tokens.end, 8], 3, DType::F32));
+        for _ in 0..8 {
+            let mut batch = cuda.batch(&ids, &slots, &rotary).unwrap();
+            cuda.choose_tokens(&mut batch, &candidates).unwrap();
+            let got = cuda.embed(&gpu_table, 0, &batch, DType::F32).unwrap();
+            let host_batch = host.batch(&expected, &slots, &rotary).unwrap();
+            let want = host.embed(&table, 0, &host_batch, DType::F32).unwrap();
+            assert_eq!(got.values().unwrap(), want.values().unwrap(), "{width}, {tokens:?}");
+        }
+        let mut batch = cuda.batch(&[CHOSEN | 6], &SlotMapping::from_position(0, 1), &rotary).unwrap();
+        let refused = cuda.choose_tokens(&mut batch, &candidates).unwrap_err().to_string();
+        assert!(refused.contains("do not have the rows"), "{refused}");
+        for shape in [&[rows * 2][..], &[rows, 3], &[rows, 0]] {
+            let odd = cuda.upload(Tensor::zeros(shape, DType::F32).unwrap()).unwrap();
+            assert!(cuda.choose_tokens(&mut batch, &odd).is_err(), "{shape:?}");
         }
     }
 }

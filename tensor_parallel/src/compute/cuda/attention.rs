@@ -117,25 +117,17 @@ impl Variant {
         }
     }
 
-    /// Returns the number of splits of the positions, enough for every multiprocessor when the cache is full, and the number of partial
-    /// results of a head. A split has `across` blocks.
-    fn splits(
-        self,
-        across: usize,
-        [capacity, head_dim]: [usize; 2],
-        multiprocessors: usize,
-        numerics: Numerics,
-    ) -> [usize; 2] {
+    /// Returns the number of splits of the positions, enough for every multiprocessor when the cache is full. A split has `across`
+    /// blocks.
+    fn splits(self, across: usize, capacity: usize, head_dim: usize, multiprocessors: usize) -> usize {
         match self {
             Self::Vectors | Self::Mma => {
                 let splits = (BLOCKS * multiprocessors / across).clamp(1, MOST_SPLITS);
-                [splits.min(capacity.div_ceil(FEWEST)).max(1); 2]
+                splits.min(capacity.div_ceil(FEWEST)).max(1)
             }
-            // For the bits of a prompt, each tile leaves a result.
+            // A tile is square.
             Self::Wgmma => {
-                let tiles = capacity.div_ceil(head_dim).max(1);
-                let splits = (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, tiles);
-                [splits, if numerics == Numerics::Invariant { tiles } else { splits }]
+                (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, capacity.div_ceil(head_dim).max(1))
             }
         }
     }
@@ -233,9 +225,13 @@ impl Cuda {
         if part.is_single() && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
             let multiprocessors = self.gpu.device.info().multiprocessors as usize;
             let longest = slots.table_length() * PAGE_SIZE;
-            let [splits, results] =
-                variant.splits(across, [longest, head_dim], multiprocessors, self.numerics);
-            let results = if splits == 1 { 0 } else { results };
+            let splits = variant.splits(across, longest, head_dim, multiprocessors);
+            let results = match variant {
+                _ if splits == 1 => 0,
+                // Each tile leaves a result, so that the bits are those of `prefill`.
+                Variant::Wgmma if self.numerics == Numerics::Invariant => longest.div_ceil(head_dim),
+                _ => splits,
+            };
             // The block returns to the pool at the end of this function: its next user comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;

@@ -214,12 +214,13 @@ impl Kernels {
     /// Replaces tokens of a batch by those of rows of candidates; see [`choose_tokens`](crate::Compute::choose_tokens).
     ///
     /// # Errors
-    /// Returns an error if the candidates do not have the rows or are not `f32`, or the batch is in other memory.
+    /// Returns an error if the candidates are no pairs in `f32` or do not have the rows, or the batch is in other memory.
     pub(super) fn choose(&self, batch: &mut Batch, candidates: &Tensor) -> Result<()> {
         let (count, rows, columns) = (batch.tokens().len(), candidates.rows(), candidates.columns());
-        if batch.chosen_rows().any(|row| row >= rows) || candidates.dtype() != DType::F32 {
+        let has_pairs = candidates.shape().len() == 2 && columns > 0 && columns.is_multiple_of(2);
+        if !has_pairs || batch.chosen_rows().any(|row| row >= rows) || candidates.dtype() != DType::F32 {
             return Err(Error::input(format!(
-                "candidates {:?} of {} do not have the rows of {:?}",
+                "candidates {:?} of {} are no pairs in f32, or do not have the rows of {:?}",
                 candidates.shape(),
                 candidates.dtype(),
                 batch.tokens()

@@ -2,7 +2,7 @@
 
 // Rows of a table, zeros for ids that are not in it. `ids` has one for each row.
 extern "C" __global__ void embed(
-    const OTHER* table, u32 first, u32 rows, u32 columns, const u32* __restrict__ ids, ELEMENT* __restrict__ out
+    const OTHER* table, u32 first, u32 rows, u32 columns, const u32* ids, ELEMENT* __restrict__ out
 ) {
     wait_for_previous();
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
