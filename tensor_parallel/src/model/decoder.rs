@@ -135,7 +135,7 @@ impl GreedyPass {
                 download.values()?
             }
         };
-        Ok(values.chunks_exact(values.len() / self.rows.max(1)).map(choose).collect())
+        Ok(values.chunks_exact((values.len() / self.rows.max(1)).max(1)).map(choose).collect())
     }
 }
 
