@@ -272,7 +272,7 @@ impl<'a> Leader<'a> {
         tokens
     }
 
-    /// Takes the token that `choose` returns behind a sequence of which `seen` more tokens have been computed.
+    /// Notes that `seen` tokens of a sequence have been computed. Once none are left, appends the one that `choose` returns.
     fn advance(&mut self, slot: usize, seen: usize, choose: impl FnOnce(&mut Sampler) -> Result<u32>) {
         let Some(running) = &mut self.slots[slot] else { return };
         running.next.drain(..seen);

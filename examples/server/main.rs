@@ -51,7 +51,8 @@ struct Args {
     /// Positions of all sequences together for which the KV cache has memory [default: all sequences at full length]
     #[arg(long, value_name = "N")]
     positions: Option<usize>,
-    /// Passes between two looks at new requests, while all sequences take their most likely token [default: 8 on GPUs, 1 on CPUs]
+    /// Passes between two looks at new requests, while all sequences take their most likely token [default: 8 on GPUs, 1 on
+    /// CPUs and with pipeline stages]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     passes: Option<u16>,
 }

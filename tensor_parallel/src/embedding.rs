@@ -95,21 +95,20 @@ impl ParallelLmHead {
     /// Returns an error if shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
-        gather_columns(local, self.weight.vocabulary, compute, group)
+        gather_columns(&local, self.weight.vocabulary, compute, group)
     }
 
     /// Returns candidates for the most likely token of each row, `[positions, pairs × 2]`, identical on every rank. Every rank computes
-    /// [`Compute::argmax`] of its shard; the result has the pairs of all ranks, in the order of the ranks. Takes one all-gather, unless
-    /// there is only one rank.
+    /// [`Compute::argmax`] of its shard; the result has the pairs of all ranks, in the order of the ranks. Takes one all-gather.
     ///
     /// # Errors
-    /// Returns the errors of [`forward`](Self::forward).
+    /// Returns the errors of [`forward`](Self::forward) and of [`Compute::argmax`].
     pub fn argmax(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let VocabularyWeight { rows, first, vocabulary } = &self.weight;
         let local = compute.linear(x, rows, None, DType::F32)?;
         let real = vocabulary.saturating_sub(*first).min(rows.rows());
         let mine = compute.argmax(&local, *first..first + real)?;
         let all = group.world_size() * mine.columns();
-        gather_columns(mine, all, compute, group)
+        gather_columns(&mine, all, compute, group)
     }
 }

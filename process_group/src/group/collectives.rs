@@ -177,8 +177,8 @@ impl ProcessGroup {
         self.inner.synchronize()
     }
 
-    /// Waits until the group's GPU has passed an event, as [`synchronize`](Self::synchronize) does for all work. Later work may still run.
-    /// On host memory it only waits for asynchronous calls.
+    /// Waits until the group's GPU reaches an event, with the timeout and the errors of [`synchronize`](Self::synchronize). Later work may
+    /// still run. On host memory it only waits for asynchronous calls.
     pub fn synchronize_event(&mut self, event: &Event) -> Result<()> {
         self.wait_idle();
         self.inner.synchronize_event(event)

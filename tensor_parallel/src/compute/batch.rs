@@ -10,8 +10,8 @@ use crate::rotary::{Rotary, RotaryTable};
 /// Number of positions in a page of the KV cache: a multiple of the keys that any kernel processes together.
 pub const PAGE_SIZE: usize = 128;
 
-/// Marks a token that a GPU takes from row `token & !CHOSEN` of some candidates. It is above every token, so the embedding refuses a batch
-/// that still has one.
+/// Marks a token that [`Compute::choose_tokens`](super::Compute::choose_tokens) takes from row `token & !CHOSEN` of the candidates. It is
+/// above every token, so [`VocabParallelEmbedding`](crate::embedding::VocabParallelEmbedding) refuses a batch that still has one.
 pub const CHOSEN: u32 = 1 << 31;
 
 /// The maximum number of positions of a sequence: kernels add numbers of positions in 32 bits.

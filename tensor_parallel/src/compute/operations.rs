@@ -245,9 +245,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Returns an error if the blocks do not have these columns, or the device fails.
     fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
-    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, of which the first `tokens.len()` columns
-    /// are those of `tokens`: `[rows, 2 × parts]` in `f32`. Each part of a row gives its greatest logit, NaN before all others, and the
-    /// lowest token that has it. The number of parts depends on the width alone. The default computes one part in host memory.
+    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, whose first `tokens.len()` columns are those
+    /// of `tokens`: `[rows, pairs × 2]` in `f32`. A row is divided into parts, each of which gives a pair: its greatest logit, and the
+    /// lowest token that has it. NaN is greater than every number. Pairs are in ascending order of the tokens, and their number depends on
+    /// the width alone, so that it is the same on all ranks. The default gives one pair, in host memory.
     ///
     /// # Errors
     /// Returns an error if `x` is not `f32` or does not have these columns, a token is 2²⁴ or above, or the device fails.
@@ -255,8 +256,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
         argmax::candidates(x, &tokens)
     }
 
-    /// Replaces tokens `CHOSEN | row` of a batch by the token of that row of the [candidates](Self::argmax) of some ranks `[rows, pairs ×
-    /// 2]`, without waiting for them: see [`CHOSEN`].
+    /// Replaces each token [`CHOSEN`] `| row` of a batch by the most likely one of that row of the [candidates](Self::argmax)
+    /// `[rows, pairs × 2]` of all ranks, in the order of the stream.
     ///
     /// # Errors
     /// Returns an error if there is no such row, the operands are not in the memory of a GPU, or the device fails. The default returns

@@ -46,7 +46,7 @@ impl ColumnParallelLinear {
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = self.inner.forward(x, compute)?;
         if self.gather_output {
-            return gather_columns(local, self.features, compute, group);
+            return gather_columns(&local, self.features, compute, group);
         }
         Ok(local)
     }

@@ -17,20 +17,16 @@ use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// Concatenates the columns of all ranks and keeps the first `keep`. Takes one all-gather, unless there is only one rank.
+/// Concatenates the columns of all ranks and keeps the first `keep`. Takes one all-gather.
 pub(crate) fn gather_columns(
-    local: Tensor,
+    local: &Tensor,
     keep: usize,
     compute: &dyn Compute,
     group: &mut dyn Communicator,
 ) -> Result<Tensor> {
     let (ranks, rows, columns) = (group.world_size(), local.rows(), local.columns());
-    let mut blocks = local;
-    if ranks > 1 {
-        let mut all = compute.scratch(&[ranks, rows, columns], blocks.dtype())?;
-        group.all_gather(&blocks, &mut all)?;
-        blocks = all;
-    }
+    let mut blocks = compute.scratch(&[ranks, rows, columns], local.dtype())?;
+    group.all_gather(local, &mut blocks)?;
     if keep == ranks * columns && (ranks == 1 || rows == 1) {
         return blocks.reshape(&[rows, keep]);
     }

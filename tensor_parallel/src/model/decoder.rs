@@ -26,8 +26,8 @@ use crate::tensor::Tensor;
 /// time, and is replayed from then on, for any n sequences: one launch in place of hundreds, with the same result. Each n has its
 /// own graph and memory. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL keeps the
 /// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another. Graphs stay valid
-/// whatever happens to sequences and pages. Greedy passes and those that return logits have graphs of their own. Passes through several pipeline stages are not captured, because the stages process
-/// different parts of them.
+/// whatever happens to sequences and pages. Greedy passes have graphs of their own. Passes through several pipeline stages are not
+/// captured, because the stages process different parts of them.
 ///
 /// With P pipeline stages, the sequences of a pass are divided into P micro-batches, or one for each sequence if there are fewer,
 /// so that the stages compute at the same time.
@@ -74,15 +74,10 @@ struct Newest {
 }
 
 impl Newest {
-    /// Returns the row of a sequence for which the pass chose a token. `likely` is where it probably is.
-    fn row_of(&self, sequence: usize, likely: usize) -> Option<usize> {
-        if self.output != Output::Candidates {
-            None
-        } else if self.sequences.get(likely) == Some(&sequence) {
-            Some(likely)
-        } else {
-            self.sequences.iter().position(|there| *there == sequence)
-        }
+    /// Returns the row of a sequence for which the pass chose a token.
+    fn row_of(&self, sequence: usize) -> Option<usize> {
+        let row = self.sequences.iter().position(|there| *there == sequence);
+        row.filter(|_| self.output == Output::Candidates)
     }
 
     /// Returns the token that a row chooses, or, if a GPU has the candidates, the number of the row with [`CHOSEN`].
@@ -96,16 +91,16 @@ impl Newest {
     }
 }
 
-/// The tokens that a sequence gets in a [greedy pass](Decoder::start_greedy).
+/// The tokens that a sequence gets in a [greedy pass](Decoder::start_greedy): a prompt, a part of one, or the next token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NextTokens<'a> {
     /// These tokens.
     Known(&'a [u32]),
-    /// The token that the previous pass chose for the sequence, which the caller need not know yet.
+    /// The token that the previous pass chose for this sequence, which must have been in it. Nobody need have waited for it.
     Chosen,
 }
 
-/// A pass that chooses tokens, perhaps under way. Made by [`Decoder::start_greedy`].
+/// A pass that chooses tokens, perhaps still running. Made by [`Decoder::start_greedy`]. It may be dropped without a wait.
 #[derive(Debug)]
 pub struct GreedyPass {
     rows: usize,
@@ -119,9 +114,9 @@ enum Candidates {
 }
 
 impl GreedyPass {
-    /// Waits for the token of each sequence, at most until the timeout of the groups, which are those of the pass. A later pass may still
-    /// run. A sequence has an error in place of a token if its logits are no finite numbers: values have overflowed, or the weights
-    /// are damaged.
+    /// Waits for the tokens, in the order of the pairs, at most until the timeout of the groups. Pass the groups that ran the pass. A later
+    /// pass may still run. A sequence has an error in place of a token if one of its logits is NaN or the greatest is infinite: values
+    /// have overflowed, or the weights are damaged. The other sequences are right; [`clear`](Decoder::clear) this one.
     ///
     /// # Errors
     /// Returns an error if a group has failed.
@@ -251,18 +246,18 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok(&self.run(&pairs, Output::Logits, groups)?.0.rows)
     }
 
-    /// Starts a [`step`](Self::step) that chooses the most likely next token of each sequence, the lowest of a tie, in place of
-    /// returning logits: ranks exchange candidates, a few numbers for each sequence, and only those come to the host.
+    /// Starts a greedy [`step`](Self::step): it chooses the most likely next token of each sequence, the lowest of a tie, and returns no
+    /// logits. Ranks exchange candidates, a few numbers for each sequence, and only those come to the host.
     ///
-    /// On a GPU it returns before the tokens are known, and the next pass can follow at once, with the tokens that this one
-    /// [chooses](NextTokens::Chosen). So the GPU does not wait for the host between two passes. Start a pass, start the next, then
-    /// [wait](GreedyPass::wait) for the first. A sequence that turns out to have ended then has one position too many, which
-    /// [`truncate`](Self::truncate) removes. On CPUs, and with several pipeline stages, the pass is done when this returns.
+    /// On a GPU it returns before the tokens are known. Start the next pass at once, with [`NextTokens::Chosen`] for sequences of this one
+    /// and [`NextTokens::Known`] for new prompts, then [wait](GreedyPass::wait) for this one: the GPU then need not wait for the host. If
+    /// the awaited token ends a sequence, the pass already started has appended it: [`clear`](Self::clear) the sequence and ignore its
+    /// row, or [`truncate`](Self::truncate) it by one to go on. Leave a sequence out once it is full. After a part of a prompt, ignore the
+    /// token. On CPUs, and with several pipeline stages, the pass is done when this returns; stages exchange all logits.
     ///
     /// # Errors
-    /// Returns the errors of [`step`](Self::step), or a [`RequestError::NothingChosen`] if the previous pass chose no token for a
-    /// sequence, or it has been cleared or replaced since. If a group fails during the pass, [`GreedyPass::wait`] returns the error,
-    /// or a later call.
+    /// Returns the errors of [`step`](Self::step), or a [`RequestError::NothingChosen`] for a sequence that was not in the previous pass,
+    /// or was cleared or replaced since. If a group fails during the pass, [`GreedyPass::wait`] or a later call returns the error.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -283,8 +278,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         pairs: &[(usize, NextTokens<'_>)],
         groups: &mut dyn ModelGroups,
     ) -> Result<GreedyPass> {
-        let pairs = pairs.iter().enumerate().map(|(at, pair)| self.resolve(at, *pair));
-        let pairs = pairs.collect::<Result<Vec<_>>>()?;
+        let pairs = pairs.iter().map(|pair| self.resolve(*pair)).collect::<Result<Vec<_>>>()?;
         let rows = pairs.len();
         let (newest, coming) = self.run(&pairs, Output::Candidates, groups)?;
         let candidates =
@@ -292,22 +286,18 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok(GreedyPass { rows, candidates })
     }
 
-    /// Returns true if [`start_greedy`](Self::start_greedy) returns before the tokens are known, so that it pays to start the next pass
-    /// before the wait. The same on every rank.
+    /// Returns true if [`start_greedy`](Self::start_greedy) returns before the tokens are known. Then start the next pass before waiting
+    /// for this one. The same on every rank.
     pub fn is_asynchronous(&self) -> bool {
         self.cache.is_on_device() && self.model.stage().count == 1
     }
 
-    /// Returns what a sequence gets. `at` is its place among the pairs.
-    fn resolve<'a>(
-        &self,
-        at: usize,
-        (sequence, tokens): (usize, NextTokens<'a>),
-    ) -> Result<(usize, Tokens<'a>)> {
+    /// Returns what a sequence gets.
+    fn resolve<'a>(&self, (sequence, tokens): (usize, NextTokens<'a>)) -> Result<(usize, Tokens<'a>)> {
         if let NextTokens::Known(tokens) = tokens {
             return Ok((sequence, Tokens::Given(tokens)));
         }
-        let chosen = self.newest.as_ref().and_then(|newest| Some((newest, newest.row_of(sequence, at)?)));
+        let chosen = self.newest.as_ref().and_then(|newest| Some((newest, newest.row_of(sequence)?)));
         let (newest, row) = chosen.ok_or(RequestError::NothingChosen { sequence })?;
         Ok((sequence, Tokens::Chosen(newest.token(row)?)))
     }
@@ -468,13 +458,14 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         sequences.filter(|there| **there == sequence).for_each(|there| *there = usize::MAX);
     }
 
-    /// Removes all but the first `length` positions of a sequence. A shorter sequence is unchanged.
+    /// Removes all but the first `length` positions of a sequence. A shorter sequence is unchanged. A token that the newest pass has
+    /// [chosen](NextTokens::Chosen) for it stays chosen.
     pub fn truncate(&mut self, sequence: usize, length: usize) {
         self.cache.truncate(sequence, length);
     }
 
     /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`, as [`KvCache::fork`] does: for prompts
-    /// with a common prefix, and for several answers to one prompt.
+    /// with a common prefix, and for several answers to one prompt. No token is then [chosen](NextTokens::Chosen) for `to`.
     ///
     /// # Errors
     /// Returns an error if there is no such sequence, or `from` holds fewer positions.
