@@ -167,41 +167,40 @@ impl Sampler {
 
 /// Samples a token with a random number in `[0, 1)`. Usually few tokens have most of the probability: only so many are sorted.
 fn sample(logits: &[f32], greatest: f32, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
-    // A logit of negative infinity has weight 0.
-    let weight = |x: f32| if x > -87.0 { exp(x) } else { 0.0 };
-    let scaled = |logit: &f32| (f64::from(logit - greatest) / temperature) as f32;
-    let weights: Vec<f32> = logits.iter().map(|logit| weight(scaled(logit))).collect();
-    let sum = |tokens: &[u32]| tokens.iter().map(|token| f64::from(weights[*token as usize])).sum::<f64>();
-    // The most likely token first, ties by token, so that the order is the same everywhere.
-    let order = |a: &u32, b: &u32| {
-        let [x, y] = [a, b].map(|token| logits[*token as usize]);
-        y.partial_cmp(&x).unwrap_or(Ordering::Equal).then(a.cmp(b))
+    let weigh = |logit: &f32| {
+        let scaled = (f64::from(logit - greatest) / temperature) as f32;
+        // A logit of negative infinity has weight 0.
+        if scaled > -87.0 { exp(scaled) } else { 0.0 }
     };
-    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
-    let mut total = sum(&tokens);
+    let weights: Vec<f32> = logits.iter().map(weigh).collect();
+    let weight = |(_, token): &(f32, u32)| f64::from(weights[*token as usize]);
+    let sum = |tokens: &[(f32, u32)]| tokens.iter().map(weight).sum::<f64>();
+    let mut tokens: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
     let (mut sorted, mut kept, mut count) = (0, 0.0, 0);
-    if top_p >= 1.0 && top_k >= tokens.len() {
-        (kept, count) = (total, tokens.len());
-    }
+    let takes_all = top_p >= 1.0 && top_k >= tokens.len();
     if top_k < tokens.len() {
-        sort_first(&mut tokens, 0, top_k, order);
+        sort_first(&mut tokens, 0, top_k);
         tokens.truncate(top_k);
-        (sorted, total) = (top_k, sum(&tokens));
+        sorted = top_k;
+    }
+    let total = sum(&tokens);
+    if takes_all {
+        (kept, count) = (total, tokens.len());
     }
     while count < tokens.len() && (count == 0 || kept < top_p * total) {
         if count == sorted {
-            sorted = (4 * sorted).max(FIRST_SORTED).min(tokens.len());
-            sort_first(&mut tokens, count, sorted, order);
+            sorted = (16 * sorted).max(FIRST_SORTED).min(tokens.len());
+            sort_first(&mut tokens, count, sorted);
         }
-        kept += f64::from(weights[tokens[count] as usize]);
+        kept += weight(&tokens[count]);
         count += 1;
     }
     // Rounding may leave a little after the last token that is possible.
-    let (mut left, mut chosen) = (random * kept, tokens[0]);
+    let (mut left, mut chosen) = (random * kept, tokens[0].1);
     for token in &tokens[..count] {
-        let weight = f64::from(weights[*token as usize]);
+        let weight = weight(token);
         if weight > 0.0 {
-            (left, chosen) = (left - weight, *token);
+            (left, chosen) = (left - weight, token.1);
         }
         if left < 0.0 {
             break;
@@ -210,12 +209,15 @@ fn sample(logits: &[f32], greatest: f32, temperature: f64, (top_p, top_k): (f64,
     chosen
 }
 
-/// Moves the first `end` tokens of an order to their places; those before `begin` are there.
-fn sort_first(tokens: &mut [u32], begin: usize, end: usize, order: impl Fn(&u32, &u32) -> Ordering) {
+/// Sorts the first `end` tokens, the most likely one first and ties by token, so that the order is the same everywhere. Those before
+/// `begin` are in their places.
+fn sort_first(tokens: &mut [(f32, u32)], begin: usize, end: usize) {
+    let order =
+        |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1));
     if end < tokens.len() {
-        tokens[begin..].select_nth_unstable_by(end - begin, &order);
+        tokens[begin..].select_nth_unstable_by(end - begin, order);
     }
-    tokens[begin..end].sort_unstable_by(&order);
+    tokens[begin..end].sort_unstable_by(order);
 }
 
 #[cfg(test)]
