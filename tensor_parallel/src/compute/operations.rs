@@ -245,10 +245,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Returns an error if the blocks do not have these columns, or the device fails.
     fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
-    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, whose first `tokens.len()` columns are those
-    /// of `tokens`: `[rows, pairs × 2]` in `f32`. A row is divided into parts, each of which gives a pair: its greatest logit, and the
-    /// lowest token that has it. NaN is greater than every number. Pairs are in ascending order of the tokens, and their number depends on
-    /// the width alone, so that it is the same on all ranks. The default gives one pair, in host memory.
+    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, as `[rows, pairs × 2]` in `f32`. The first
+    /// `tokens.len()` columns of `x` are those of `tokens`. Each part of a row gives a pair: its greatest logit, and the lowest token with
+    /// it. NaN is greater than every number. Pairs are in ascending order of the tokens. Their number depends on the width alone, so it is
+    /// the same on all ranks. The default gives one pair, in host memory.
     ///
     /// # Errors
     /// Returns an error if `x` is not `f32` or does not have these columns, a token is 2²⁴ or above, or the device fails.

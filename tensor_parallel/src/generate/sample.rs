@@ -165,7 +165,7 @@ impl Sampler {
     }
 }
 
-/// Samples a token with a random number in `[0, 1)`. Usually few tokens have most of the probability: only so many are sorted.
+/// Samples a token; `random` is in `[0, 1)`. It sorts only the tokens that `top_p` and `top_k` need, which usually are few.
 fn sample(logits: &[f32], greatest: f32, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
     let weigh = |logit: &f32| {
         let scaled = (f64::from(logit - greatest) / temperature) as f32;
