@@ -253,3 +253,44 @@ fn a_token_that_no_pass_has_chosen_is_refused_and_the_sequences_stay_as_they_wer
     refused(decoder.start_greedy(&[(0, chosen)], &mut group), 0);
     assert!(!decoder.is_asynchronous());
 }
+
+/// Replaces a token's row of the embedding by NaN.
+fn damage_embedding(folder: &TempDir, token: usize) {
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let tensor = &header["model.embed_tokens.weight"];
+    assert_eq!(tensor["dtype"], "F32");
+    let (columns, begin) =
+        (tensor["shape"][1].as_u64().unwrap(), tensor["data_offsets"][0].as_u64().unwrap());
+    let row = 8 + length + begin as usize + token * columns as usize * 4;
+    for value in bytes[row..row + columns as usize * 4].chunks_exact_mut(4) {
+        value.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_sequence_without_finite_logits_fails_alone_in_passes_that_follow_each_other() {
+    let folder = copy("llama-mha");
+    damage_embedding(&folder, 7);
+    for ranks in [1, 2] {
+        on_loopback(ranks, |group| {
+            let model = Arc::new(Llama::load(folder.path(), None, group).unwrap());
+            let expected = by_logits(&model, &[5, 9, 3], 3, group);
+            let mut decoder = model.decoder(CacheSize::full(2, 20), Passes::Graph).unwrap();
+            let prompts = [(0, NextTokens::Known(&[2, 7][..])), (1, NextTokens::Known(&[5, 9, 3]))];
+            let mut pass = decoder.start_greedy(&prompts, group).unwrap();
+            for token in expected {
+                let chosen = [(0, NextTokens::Chosen), (1, NextTokens::Chosen)];
+                let next = decoder.start_greedy(&chosen, group).unwrap();
+                let tokens = pass.wait(group).unwrap();
+                let message = tokens[0].as_ref().unwrap_err().to_string();
+                assert!(message.contains("is not a number"), "{message}");
+                assert_eq!(*tokens[1].as_ref().unwrap(), token);
+                pass = next;
+            }
+        });
+    }
+}
