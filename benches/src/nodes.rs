@@ -6,10 +6,8 @@ use ryzanstein_tensor_parallel::model::LlamaConfig;
 use crate::cupti::Kernel;
 use crate::measure::median;
 
-/// The kernel of our products of one row.
-pub const MATRIX_VECTOR: &str = "matrix_vector";
-/// The kernel of our products of several rows.
-const GEMM: &str = "gemm";
+/// The kernels of our products.
+pub const PRODUCTS: [&str; 3] = ["skinny", "gemm", "matrix_vector"];
 /// Parts of the names of the library's kernels, several of which may compute one product.
 const LIBRARY: [&str; 5] = ["gemm", "gemv", "nvjet", "splitK", "cublas"];
 /// The kernels of the attention of a pass. The second one takes single tokens where only it keeps the bits of invariant numerics.
@@ -82,7 +80,7 @@ struct Node {
 }
 
 fn is_of_library(name: &str) -> bool {
-    name != GEMM && LIBRARY.iter().any(|part| name.contains(part))
+    !PRODUCTS.contains(&name) && LIBRARY.iter().any(|part| name.contains(part))
 }
 
 /// Combines the kernels of several equal passes, in the order in which they ended.
@@ -103,8 +101,7 @@ fn nodes(kernels: &[Kernel], passes: usize, reads: &Reads) -> Option<Vec<Node>> 
         let bytes = match name.as_str() {
             _ if continues => None,
             name if ATTENTION.contains(&name) => attention.next(),
-            MATRIX_VECTOR | GEMM => products.next(),
-            name if is_of_library(name) => products.next(),
+            name if PRODUCTS.contains(&name) || is_of_library(name) => products.next(),
             _ => None,
         };
         nodes.push(Node {

@@ -240,7 +240,7 @@ fn bandwidth(recorder: &KernelTimes, group: &ProcessGroup) -> Result<f64> {
     for _ in 0..PROMPTS {
         compute.linear(&x, &matrix, None, DType::BF16)?.values()?;
     }
-    let times = recorder.take()?.into_iter().filter(|kernel| kernel.name == nodes::MATRIX_VECTOR);
+    let times = recorder.take()?.into_iter().filter(|kernel| nodes::PRODUCTS.contains(&&*kernel.name));
     let best = times.map(|kernel| kernel.end - kernel.start).min().context("CUPTI recorded no kernel")?;
     Ok(matrix.bytes() as f64 / best as f64 * 1e9)
 }

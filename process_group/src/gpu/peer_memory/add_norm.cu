@@ -219,6 +219,7 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
             if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
             const Sums before = widen(load_row<WHOLE>(norm.residual, s.count, v, s.aligned, norm.narrow));
             const Sums added = widen(rounded(sum.sum(call, row, own, norm.narrow), norm.narrow));
+            if (row + clusters >= rows) launch_next();
             const Words after = rounded(round_once(before + added), norm.narrow);
             store_row<WHOLE>(norm.residual, s.count, v, after, s.aligned, norm.narrow);
             x = widen(after);
@@ -239,7 +240,6 @@ template <typename Sum> __device__ __forceinline__ void add_norm_by(const Call& 
     Start s = start(call);
     s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
     if (__builtin_expect(s.aligned, 1)) add_norm_of<true, Sum>(call, norm, s); else add_norm_of<false, Sum>(call, norm, s);
-    launch_next();
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {

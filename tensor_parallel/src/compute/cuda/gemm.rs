@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 const DEPTH: u32 = 64;
 const ROW_BYTES: u32 = DEPTH * 2;
 /// Shared memory of a block that has a multiprocessor to itself, and of one of two.
-const ALL_SHARED: u32 = 231_168;
+pub(super) const ALL_SHARED: u32 = 231_168;
 const HALF_SHARED: u32 = 112_640;
 /// The times of a round of half and of large tiles, in one unit: a large tile has twice the work, and reads fewer operands for it.
 const HALF_ROUND: usize = 21;
@@ -34,7 +34,7 @@ const SHORTEST_LEAF: usize = 512;
 /// The tiles of a launch of `gemm.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Tiles {
-    /// Rows of `x`: a power of two from 8 to 128.
+    /// Rows of `x`: a power of two from 16 to 128.
     tokens: u32,
     /// Warp groups for a tile, and the tiles of 64 rows of the weights of each.
     groups: u32,
@@ -51,7 +51,7 @@ impl Tiles {
     /// a sum in each block as possible.
     fn choose([m, outputs, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
-        let tokens = m.next_power_of_two().clamp(8, 128) as u32;
+        let tokens = m.next_power_of_two().clamp(16, 128) as u32;
         if m > FEW_ROWS && leaves.is_power_of_two() {
             let leaves = leaves as u32;
             let halves =
@@ -164,7 +164,7 @@ impl Tiles {
     #[cfg(test)]
     pub(super) fn all() -> HashSet<Self> {
         let mut all = HashSet::new();
-        for m in [1, 9, 17, 33, 65, 512, 1 << 20] {
+        for m in [9, 17, 33, 65, 512, 1 << 20] {
             for outputs in [64, 1024, 4096, 8192, 16_384, 1 << 20] {
                 for leaves in 1..=LEAVES {
                     all.insert(Self::choose([m, outputs, leaves], false, 132));
@@ -212,6 +212,49 @@ pub(super) fn leaves_of_any_size(k: usize) -> usize {
     legal_leaves(k).take_while(|leaves| *leaves <= 4).last().unwrap_or(1)
 }
 
+/// The sizes of a product.
+pub(super) struct Sizes {
+    /// Rows of `x` and of the weight, and length of a leaf.
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Columns of the result.
+    outputs: usize,
+    /// Elements from a row of the weight to the next, and from a leaf to the next.
+    pub(super) row: usize,
+    leaf: usize,
+}
+
+impl Sizes {
+    /// Returns those of the operands of [`Kernels::gemm`].
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not fit, or the bias is not `f32`.
+    pub(super) fn of(
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        (leaves, is_gated): (usize, bool),
+        out: &Tensor,
+    ) -> Result<Self> {
+        let (m, k) = (x.rows(), x.columns() / leaves);
+        let n = weight.count() / x.columns();
+        let outputs = if is_gated { n / 2 } else { n };
+        let (row, leaf) = if weight.rows() == n { (x.columns(), k) } else { (k, n * k) };
+        let fits = [k * leaves, row] == [x.columns(), weight.columns()]
+            && weight.count() == n * x.columns()
+            && out.count() == m * outputs
+            && (!is_gated || 2 * outputs == n);
+        if !fits || weight.dtype() != x.dtype() {
+            return Err(Error::shape_mismatch("product", weight, x));
+        }
+        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
+            return Err(Error::shape_mismatch("bias", weight, bias));
+        }
+        Ok(Self { m, n, k, outputs, row, leaf })
+    }
+}
+
 impl Kernels {
     /// Computes `out[m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` with the kernel of `gemm.cu`. The leaves of a sum are added as a
     /// [tree](crate::shard::split_leaves). The weight may be `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the
@@ -228,20 +271,7 @@ impl Kernels {
         out: &mut Tensor,
         arrivals: &Block,
     ) -> Result<()> {
-        let (m, k) = (x.rows(), x.columns() / leaves);
-        let n = weight.count() / x.columns();
-        let outputs = if is_gated { n / 2 } else { n };
-        let (row, leaf) = if weight.rows() == n { (x.columns(), k) } else { (k, n * k) };
-        let fits = [k * leaves, row] == [x.columns(), weight.columns()]
-            && weight.count() == n * x.columns()
-            && out.count() == m * outputs
-            && (!is_gated || 2 * outputs == n);
-        if !fits || weight.dtype() != x.dtype() {
-            return Err(Error::shape_mismatch("product", weight, x));
-        }
-        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
-            return Err(Error::shape_mismatch("bias", weight, bias));
-        }
+        let Sizes { m, n, k, outputs, row, leaf } = Sizes::of(x, weight, bias, (leaves, is_gated), out)?;
         let multiprocessors = self.gpu.device.info().multiprocessors;
         let tiles = Tiles::choose([m, outputs, leaves], is_gated, multiprocessors);
         let map = |tensor: &Tensor, rows: usize, strides: [usize; 2], height| {

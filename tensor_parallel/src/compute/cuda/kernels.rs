@@ -10,6 +10,7 @@ use ryzanstein_process_group::device::Kernel;
 use super::attention::Variant;
 use super::gemm::Tiles;
 use super::rows::{PART, PART_THREADS};
+use super::skinny::Strips;
 use crate::checkpoint::LEAVES;
 use crate::compute::batch::PAGE_SIZE;
 use crate::error::Result;
@@ -19,6 +20,7 @@ use crate::tensor::{Tensor, element_count};
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
 const VECTOR: &str = include_str!("kernels/vector.cu");
+const SKINNY: &str = concat!(include_str!("kernels/mma.cu"), include_str!("kernels/skinny.cu"));
 const GEMM: &str = concat!(
     include_str!("kernels/mma.cu"),
     include_str!("kernels/wgmma.cu"),
@@ -43,7 +45,8 @@ pub(super) enum Source {
     Rows(DType, DType),
     /// Matrix times vector: the types of the vector, the matrix and the product, and the rows of a block.
     Vector(DType, DType, DType, u32),
-    /// Products of several rows on the tensor cores of Hopper: the types of the operands and of the product, and its tiles.
+    /// Products on the tensor cores of Hopper: the types of the operands and of the product. Of few rows, and of more.
+    Skinny(DType, DType, Strips),
     Gemm(DType, DType, Tiles),
     /// Attention: type, length of a head, query heads per key/value head, and the variant.
     Attention(DType, usize, usize, Variant),
@@ -54,6 +57,7 @@ impl Source {
         match self {
             Self::Rows(..) => "rows.cu",
             Self::Vector(..) => "vector.cu",
+            Self::Skinny(..) => "skinny.cu",
             Self::Gemm(..) => "gemm.cu",
             Self::Attention(..) => "attention.cu",
         }
@@ -61,6 +65,10 @@ impl Source {
 
     /// Returns the complete source text.
     pub(super) fn text(self) -> String {
+        let of_product = |element: DType, result: DType, mut macros: Vec<_>| {
+            macros.extend([("ELEMENT", element.to_string()), ("RESULT", result.to_string())]);
+            macros
+        };
         let (source, defined): (_, Vec<(&str, String)>) = match self {
             Self::Rows(element, other) => (
                 ROWS,
@@ -81,11 +89,8 @@ impl Source {
                     ("ROWS", rows.to_string()),
                 ],
             ),
-            Self::Gemm(element, result, tiles) => {
-                let mut defined = tiles.macros();
-                defined.extend([("ELEMENT", element.to_string()), ("RESULT", result.to_string())]);
-                (GEMM, defined)
-            }
+            Self::Skinny(element, result, strips) => (SKINNY, of_product(element, result, strips.macros())),
+            Self::Gemm(element, result, tiles) => (GEMM, of_product(element, result, tiles.macros())),
             Self::Attention(element, head_dim, group, variant) => (
                 ATTENTION,
                 vec![
@@ -161,9 +166,9 @@ mod tests {
                     }
                 }
                 if element != DType::F32 && capability == (9, 0) {
-                    for tiles in Tiles::all() {
-                        sources
-                            .extend([element, DType::F32].map(|result| Source::Gemm(element, result, tiles)));
+                    for result in [element, DType::F32] {
+                        sources.extend(Strips::all().into_iter().map(|s| Source::Skinny(element, result, s)));
+                        sources.extend(Tiles::all().into_iter().map(|t| Source::Gemm(element, result, t)));
                     }
                 }
                 for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (64, 71), (80, 1), (128, 8), (256, 16)] {

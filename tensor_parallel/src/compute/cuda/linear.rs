@@ -12,6 +12,7 @@ use super::gemm::leaves_of_any_size;
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
+use super::skinny::MOST_ROWS;
 use crate::compute::{Compute as _, shapes};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -77,7 +78,7 @@ impl Cuda {
         }
         let mut y = self.scratch(&[m, n], out)?;
         if self.has_gemm(x, weight, leaves) {
-            self.kernels.gemm(x, weight, None, (leaves, false), &mut y, &self.arrivals)?;
+            self.multiply_on_tensor_cores(x, weight, None, (leaves, false), &mut y)?;
             return Ok(y);
         }
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
@@ -105,18 +106,34 @@ impl Cuda {
             Numerics::Invariant if is_gated || bias.is_some() => 1,
             Numerics::Invariant => leaves_of_any_size(x.columns()),
         };
-        let has_gemm = self.has_gemm(x, weight, leaves) && (is_invariant || (2..=FASTER_ROWS).contains(&m));
+        let has_gemm = self.has_gemm(x, weight, leaves) && (is_invariant || m <= FASTER_ROWS);
         if !has_gemm && !is_invariant && m != 1 {
             return Ok(None);
         }
         let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
         let mut y = self.scratch(&[m, outputs], out)?;
         if has_gemm {
-            self.kernels.gemm(x, weight, bias, (leaves, is_gated), &mut y, &self.arrivals)?;
+            self.multiply_on_tensor_cores(x, weight, bias, (leaves, is_gated), &mut y)?;
         } else {
             self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
         }
         Ok(Some(y))
+    }
+
+    /// Computes what [`Kernels::gemm`] does, with the kernel for this number of rows.
+    fn multiply_on_tensor_cores(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        sums: (usize, bool),
+        out: &mut Tensor,
+    ) -> Result<()> {
+        if x.rows() <= MOST_ROWS {
+            self.kernels.skinny(x, weight, bias, sums, out)
+        } else {
+            self.kernels.gemm(x, weight, bias, sums, out, &self.arrivals)
+        }
     }
 
     /// Computes a product of several rows with cuBLASLt.

@@ -11,6 +11,7 @@ mod launch;
 mod linear;
 mod matmul;
 mod rows;
+mod skinny;
 
 use std::ops::Range;
 use std::sync::Arc;

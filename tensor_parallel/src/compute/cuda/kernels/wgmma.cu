@@ -14,12 +14,7 @@
 #define TEXT32 TEXT16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TEXT64 TEXT32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#if WGMMA_N == 8
-#define SUMS(x) SUMS4(x, 0)
-#define SUMS_TEXT TEXT4
-#define OPERANDS_TEXT "%4, %5"
-#define ACCUMULATES_TEXT "%6"
-#elif WGMMA_N == 16
+#if WGMMA_N == 16
 #define SUMS(x) SUMS8(x, 0)
 #define SUMS_TEXT TEXT8
 #define OPERANDS_TEXT "%8, %9"
@@ -42,7 +37,7 @@
 #define ACCUMULATES_TEXT "%66"
 #define REGISTERS_TEXT "{%64, %65, %66, %67}, %68, %69, 1, 1, 1;"
 #else
-#error "WGMMA_N is 8, 16, 32, 64 or 128"
+#error "WGMMA_N is 16, 32, 64 or 128"
 #endif
 #define MULTIPLY "wgmma.mma_async.sync.aligned.m64n" TEXT(WGMMA_N) "k16.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) " {" SUMS_TEXT "}, "
 
