@@ -5,8 +5,8 @@
 // The sums are those of gemm.cu to the bit: a sum over k has LEAVES leaves, each of which a warp adds in ascending order of k; the leaves are
 // added as a tree: neighbours in pairs while their number is even, then one after the other.
 //
-// ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 8 rows of the weights, by TOKENS rows of x: 1, 8
-// or 16. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: gates and their ups take turns in a tile.
+// ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 8 rows of the weights, by TOKENS rows of x: 1 or
+// 8. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: gates and their ups take turns in a tile.
 
 constexpr int ROWS = 8 * TILES;
 // Elements of a row in a stage, and parts of 16 bytes of those. Parts are swizzled by the row, so that eight rows lie in different banks.
@@ -14,8 +14,6 @@ constexpr int DEPTH = 128, PARTS = DEPTH / 8, ROW_BYTES = DEPTH * 2;
 constexpr u32 STAGE_BYTES = (ROWS + TOKENS) * ROW_BYTES;
 // Stages that are copied before the first is multiplied.
 constexpr int AHEAD = STAGES - 1;
-// Lanes with sums of a tile: each has those of two rows of the weights with a row of x, and with the row of x that is 8 further.
-constexpr int LANES = TOKENS == 1 ? 4 : 32, SUMS = TOKENS == 16 ? 4 : 2;
 
 struct Shape {
     // Rows of x and of the weights, length of a leaf, and that of a row of the weights: all leaves, or one, if those of the others follow.
@@ -43,48 +41,60 @@ __device__ __forceinline__ void load(u32 (&parts)[4], u32 from) {
 extern "C" __global__ void __launch_bounds__(384) skinny(
     const ELEMENT* x, const ELEMENT* w, const float* bias, RESULT* __restrict__ out, Shape shape
 ) {
-    extern __shared__ unsigned char memory[];
+    extern __shared__ __align__(256) unsigned char memory[];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, leaf = warp % LEAVES;
     const u32 ring = (u32)__cvta_generic_to_shared(memory) + warp * STAGES * STAGE_BYTES;
     const u32 outputs = GATED ? shape.n / 2 : shape.n, steps = ceil_div(shape.k, DEPTH), stride = gridDim.x * (warps / LEAVES);
     const u32 tiles = ceil_div(shape.n, ROWS), first_tile = warp / LEAVES * gridDim.x + blockIdx.x;
     const u32 total = first_tile < tiles ? ceil_div(tiles - first_tile, stride) * steps : 0;
+    // The sums of its group's leaves.
+    float2* const of_group = (float2*)(memory + warps * STAGES * STAGE_BYTES) + (warp - leaf) * TOKENS * 4 * TILES;
     x += leaf * shape.k;
     w += (u64)leaf * shape.k * (shape.row == shape.k ? shape.n : 1);
 
-    // A lane copies a part of every second row.
-    const u32 half = lane / PARTS, part = lane % PARTS;
-    auto copy_weights = [&](u32 tile, u32 step, u32 slot) {
-        const u32 to = ring + slot * STAGE_BYTES, at = step * DEPTH + part * 8;
+    // A lane copies a part of every second row: of the weights of the next tile, those `from` here on.
+    const u32 half = lane / PARTS, part = lane % PARTS, first = ring + place(half, part);
+    const ELEMENT* from[ROWS / 2];
+    u32 next_tile = first_tile, next_step = 0;
+    auto find_rows = [&]() {
         #pragma unroll
-        for (u32 r = 0; r < ROWS; r += 2) {
-            const u32 in_tile = r + half;
-            const u32 row = GATED ? min(tile * (ROWS / 2) + in_tile / 2, outputs - 1) + in_tile % 2 * outputs : min(tile * ROWS + in_tile, outputs - 1);
-            copy(to + place(in_tile, part), w + (u64)row * shape.row + at, at < shape.k);
+        for (int r = 0; r < ROWS / 2; r++) {
+            const u32 in_tile = 2 * r + half;
+            const u32 row = GATED ? min(next_tile * (ROWS / 2) + in_tile / 2, outputs - 1) + in_tile % 2 * outputs : min(next_tile * ROWS + in_tile, outputs - 1);
+            from[r] = w + (u64)row * shape.row + part * 8;
         }
     };
-    auto copy_x = [&](u32 step, u32 slot) {
-        const u32 to = ring + slot * STAGE_BYTES + ROWS * ROW_BYTES, at = step * DEPTH + part * 8;
+    auto copy_weights = [&](u32 slot) {
+        const u32 to = first + slot * STAGE_BYTES, at = next_step * DEPTH;
+        const bool is_inside = at + part * 8 < shape.k;
         #pragma unroll
-        for (u32 r = 0; r < TOKENS; r += 2) {
-            if (r + half < shape.m) copy_cached(to + place(r + half, part), x + (u64)(r + half) * shape.k * LEAVES + at, at < shape.k);
+        for (int r = 0; r < ROWS / 2; r++) copy((to ^ (2 * r & 7) * 16) + 2 * r * ROW_BYTES, from[r] + at, is_inside);
+    };
+    auto copy_x = [&](u32 step, u32 slot) {
+        const u32 to = first + slot * STAGE_BYTES, at = step * DEPTH + part * 8;
+        const bool is_inside = at < shape.k;
+        #pragma unroll
+        for (int r = 0; r < TOKENS; r += 2) {
+            if (r + half < shape.m)
+                copy_cached((to ^ r * 16) + (ROWS + r) * ROW_BYTES, x + (u64)(r + half) * shape.k * LEAVES + at, is_inside);
         }
     };
     auto commit = []() { asm volatile("cp.async.commit_group;" ::: "memory"); };
-    // The next stage to copy.
-    u32 next_tile = first_tile, next_step = 0;
     auto advance = [&]() {
         if (++next_step < steps) return;
         next_step = 0;
         next_tile += stride;
+        find_rows();
     };
     // The first weights do not wait for the previous kernel.
     if (!shape.is_settled) wait_for_previous();
+    find_rows();
     for (u32 s = 0; s < min(AHEAD, total); s++) {
-        copy_weights(next_tile, next_step, s);
+        copy_weights(s);
         advance();
     }
     if (shape.is_settled) wait_for_previous();
+    #pragma unroll 1
     for (u32 s = 0; s < AHEAD; s++) {
         if (s < total) copy_x(s % steps, s);
         commit();
@@ -97,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
         __syncwarp();
         if (i + AHEAD < total) {
             const u32 last = slot == 0 ? AHEAD : slot - 1;
-            copy_weights(next_tile, next_step, last);
+            copy_weights(last);
             copy_x(next_step, last);
             advance();
         }
@@ -106,17 +116,16 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
             #pragma unroll
             for (int s = 0; s < 4 * TILES; s++) sums[s] = 0.0f;
         }
-        const u32 stage = ring + slot * STAGE_BYTES;
+        const u32 rows_of_w = ring + slot * STAGE_BYTES + place(lane % 8, lane / 8);
+        const u32 rows_of_x = ring + slot * STAGE_BYTES + place(lane % TOKENS, lane / 8) + ROWS * ROW_BYTES;
         #pragma unroll
         for (int p = 0; p < PARTS; p += 4) {
-            u32 rows[4], others[4] = {}, weights[4];
-            const u32 at = p + lane / 8;
-            load(rows, stage + place(ROWS + lane % least(TOKENS, 8), at));
-            if (TOKENS == 16) load(others, stage + place(ROWS + 8 + lane % 8, at));
-            const u32 low[4] = {rows[0], others[0], rows[1], others[1]}, high[4] = {rows[2], others[2], rows[3], others[3]};
+            u32 rows[4], weights[4];
+            load(rows, rows_of_x ^ p * 16);
+            const u32 low[4] = {rows[0], 0, rows[1], 0}, high[4] = {rows[2], 0, rows[3], 0};
             #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                load(weights, stage + place(t * 8 + lane % 8, at));
+                load(weights, (rows_of_w ^ p * 16) + t * 8 * ROW_BYTES);
                 multiply(sums, t, low, weights[0], weights[1]);
                 multiply(sums, t, high, weights[2], weights[3]);
             }
@@ -124,49 +133,47 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
         if (++slot == STAGES) slot = 0;
         if (++step < steps) continue;
         step = 0;
+        // A lane has the sums of a row of x with two rows of each eight of the weights.
+        const u32 token = lane / 4;
         if constexpr (LEAVES > 1) {
             // Two turns have room, so that a warp that adds does not delay the others.
-            auto of_leaf = [&](u32 leaf) {
-                return (float*)(memory + warps * STAGES * STAGE_BYTES) + ((turn * warps + warp - warp % LEAVES + leaf) * LANES + lane) * TILES * SUMS;
-            };
-            if (lane < LANES) {
+            auto of_leaf = [&](u32 leaf) { return of_group + ((turn * warps + leaf) * TOKENS * 4 + lane) * TILES; };
+            if (token < TOKENS) {
                 #pragma unroll
-                for (int s = 0; s < TILES * SUMS; s++) of_leaf(leaf)[s] = sums[s / SUMS * 4 + s % SUMS];
+                for (int t = 0; t < TILES; t++) of_leaf(leaf)[t] = make_float2(sums[4 * t], sums[4 * t + 1]);
             }
             asm volatile("bar.sync %0, %1;" :: "r"(1 + warp / LEAVES), "n"(LEAVES * 32) : "memory");
-            if (leaf == 0 && lane < LANES) {
+            if (leaf == 0 && token < TOKENS) {
                 #pragma unroll
-                for (int s = 0; s < TILES * SUMS; s++) {
-                    float parts[LEAVES];
+                for (int t = 0; t < TILES; t++) {
+                    float2 parts[LEAVES];
                     #pragma unroll
-                    for (int l = 0; l < LEAVES; l++) parts[l] = of_leaf(l)[s];
+                    for (int l = 0; l < LEAVES; l++) parts[l] = of_leaf(l)[t];
                     constexpr int PAIRS = LEAVES & -LEAVES;
                     #pragma unroll
                     for (int step = 1; step < LEAVES; step += step < PAIRS ? step : PAIRS) {
                         #pragma unroll
-                        for (int l = 0; l < LEAVES; l += step < PAIRS ? 2 * step : LEAVES) parts[l] += parts[l + step];
+                        for (int l = 0; l < LEAVES; l += step < PAIRS ? 2 * step : LEAVES)
+                            parts[l] = make_float2(parts[l].x + parts[l + step].x, parts[l].y + parts[l + step].y);
                     }
-                    sums[s / SUMS * 4 + s % SUMS] = parts[0];
+                    sums[4 * t] = parts[0].x;
+                    sums[4 * t + 1] = parts[0].y;
                 }
             }
             turn ^= 1;
         }
-        if (leaf == 0) {
+        if (leaf == 0 && token < shape.m) {
+            RESULT* const of_token = out + (u64)token * outputs;
+            auto rounded = [&](float sum, u32 row) { return narrow<RESULT>(sum + (bias ? bias[row] : 0.0f)); };
             #pragma unroll
-            for (int s = 0; s < TILES * SUMS; s += 2) {
-                const u32 token = lane / 4 + s % SUMS * 4, in_tile = s / SUMS * 8 + lane % 4 * 2;
-                const float* const two = sums + s / SUMS * 4 + s % SUMS;
-                if (token >= shape.m) continue;
-                RESULT* const of_token = out + (u64)token * outputs;
-                auto rounded = [&](float sum, u32 row) { return narrow<RESULT>(sum + (bias ? bias[row] : 0.0f)); };
+            for (int t = 0; t < TILES; t++) {
+                const u32 in_tile = t * 8 + lane % 4 * 2, to = GATED ? (tile * ROWS + in_tile) / 2 : tile * ROWS + in_tile;
                 if constexpr (GATED) {
                     // Rounded as in kernels of their own.
-                    const u32 to = tile * (ROWS / 2) + in_tile / 2;
-                    if (to < outputs) of_token[to] = narrow<RESULT>(gated(widen(rounded(two[0], to)), widen(rounded(two[1], outputs + to))));
+                    if (to < outputs) of_token[to] = narrow<RESULT>(gated(widen(rounded(sums[4 * t], to)), widen(rounded(sums[4 * t + 1], outputs + to))));
                 } else {
-                    const u32 to = tile * ROWS + in_tile;
-                    if (to < outputs) of_token[to] = rounded(two[0], to);
-                    if (to + 1 < outputs) of_token[to + 1] = rounded(two[1], to + 1);
+                    if (to < outputs) of_token[to] = rounded(sums[4 * t], to);
+                    if (to + 1 < outputs) of_token[to + 1] = rounded(sums[4 * t + 1], to + 1);
                 }
             }
         }
