@@ -12,8 +12,6 @@ constexpr int ROWS = 8 * TILES;
 // Elements of a row in a stage, and parts of 16 bytes of those. Parts are swizzled by the row, so that eight rows lie in different banks.
 constexpr int DEPTH = 128, PARTS = DEPTH / 8, ROW_BYTES = DEPTH * 2;
 constexpr u32 STAGE_BYTES = (ROWS + TOKENS) * ROW_BYTES;
-// Stages that are copied before the first is multiplied.
-constexpr int AHEAD = STAGES - 1;
 
 struct Shape {
     // Rows of x and of the weights, length of a leaf, and that of a row of the weights: all leaves, or one, if those of the others follow.
@@ -89,13 +87,13 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
     // The first weights do not wait for the previous kernel.
     if (!shape.is_settled) wait_for_previous();
     find_rows();
-    for (u32 s = 0; s < min(AHEAD, total); s++) {
+    for (u32 s = 0; s < min(STAGES, total); s++) {
         copy_weights(s);
         advance();
     }
     if (shape.is_settled) wait_for_previous();
     #pragma unroll 1
-    for (u32 s = 0; s < AHEAD; s++) {
+    for (u32 s = 0; s < STAGES; s++) {
         if (s < total) copy_x(s % steps, s);
         commit();
     }
@@ -103,15 +101,8 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
     float sums[4 * TILES];
     u32 tile = first_tile, step = 0, slot = 0, turn = 0;
     for (u32 i = 0; i < total; i++) {
-        asm volatile("cp.async.wait_group %0;" :: "n"(AHEAD - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
         __syncwarp();
-        if (i + AHEAD < total) {
-            const u32 last = slot == 0 ? AHEAD : slot - 1;
-            copy_weights(last);
-            copy_x(next_step, last);
-            advance();
-        }
-        commit();
         if (step == 0) {
             #pragma unroll
             for (int s = 0; s < 4 * TILES; s++) sums[s] = 0.0f;
@@ -130,6 +121,14 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
                 multiply(sums, t, high, weights[2], weights[3]);
             }
         }
+        // All lanes have read the stage before another takes its place.
+        __syncwarp();
+        if (i + STAGES < total) {
+            copy_weights(slot);
+            copy_x(next_step, slot);
+            advance();
+        }
+        commit();
         if (++slot == STAGES) slot = 0;
         if (++step < steps) continue;
         step = 0;
