@@ -22,6 +22,7 @@ fn products_of_whole_numbers_are_exact_for_every_pair_of_types() {
         (33, 104, 64),
         (64, 1024, 256),
         (130, 200, 300),
+        (5, 136, 36_000),
         (300, 264, 36_000),
     ] {
         // Products with many outputs take long on the processor: one type is enough.
@@ -123,6 +124,15 @@ fn a_row_of_a_product_with_invariant_numerics_has_the_same_bits_in_every_batch_a
                         got.values().unwrap()[..] == tree.values().unwrap()[..m * n],
                         "{dtype}, {m} rows on {ranks} ranks"
                     );
+                }
+                for count in [3, 6] {
+                    let [all, some] = [&whole, &x].map(|x| {
+                        sum(&columns(x, 0..count * k / 8), &leaves(0, count), count)
+                            .values()
+                            .unwrap()
+                            .into_owned()
+                    });
+                    assert!(some[..] == all[..m * n], "{dtype}, {m} rows of {count} leaves");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Products with weights. Fast numerics use our own kernels for few rows and cuBLASLt for many; invariant numerics always use our own.
+//! Products with weights. Fast numerics use our own kernels for up to 32 rows and cuBLASLt for more; invariant numerics always use our own.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 

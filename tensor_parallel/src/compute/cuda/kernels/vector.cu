@@ -1,5 +1,5 @@
-// A matrix times one vector: decoding. Memory bounds it, so the matrix is read once, in the widest loads. Where gemm.cu does not apply, a
-// launch has several vectors.
+// A matrix times one vector, where the tensor cores of Hopper do not apply. Memory bounds it, so the matrix is read once, in the widest
+// loads. A launch may have several vectors.
 //
 // ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product. A block has ROWS rows of the matrix, 2 or 4,
 // which share what is read of the vector.
