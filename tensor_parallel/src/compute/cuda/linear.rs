@@ -84,14 +84,14 @@ impl Cuda {
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
             let rows = first..m.min(first + ROWS_OF_LEAVES);
             let mut terms = self.scratch(&[leaves * rows.len(), n], DType::F32)?;
-            self.kernels.matrix_vector((x, rows.clone()), weight, None, (leaves, false), &mut terms)?;
+            self.kernels.matrix_vector((x, rows.clone()), weight, None, leaves, &mut terms)?;
             self.kernels.sum_of_leaves(&terms.reshape(&[leaves, rows.len(), n])?, &mut y, first)?;
         }
         Ok(y)
     }
 
-    /// Computes a product with one of our own kernels, or returns `None` if cuBLASLt is faster. With invariant numerics it never returns
-    /// `None`, and a row of the result depends on that row of `x` alone.
+    /// Computes a product with one of our own kernels. Returns `None` if cuBLASLt is faster, or if none of ours gates. With invariant
+    /// numerics the product is ours unless it is gated, and a row of the result depends on that row of `x` alone.
     fn multiply_ourselves(
         &self,
         x: &Tensor,
@@ -107,7 +107,7 @@ impl Cuda {
             Numerics::Invariant => leaves_of_any_size(x.columns()),
         };
         let has_gemm = self.has_gemm(x, weight, leaves) && (is_invariant || m <= FASTER_ROWS);
-        if !has_gemm && !is_invariant && m != 1 {
+        if !has_gemm && (is_gated || (!is_invariant && m != 1)) {
             return Ok(None);
         }
         let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
@@ -115,7 +115,7 @@ impl Cuda {
         if has_gemm {
             self.multiply_on_tensor_cores(x, weight, bias, (leaves, is_gated), &mut y)?;
         } else {
-            self.kernels.matrix_vector((x, 0..m), weight, bias, (1, is_gated), &mut y)?;
+            self.kernels.matrix_vector((x, 0..m), weight, bias, 1, &mut y)?;
         }
         Ok(Some(y))
     }
@@ -187,14 +187,12 @@ impl Kernels {
         (x, rows): (&Tensor, Range<usize>),
         matrix: &Tensor,
         bias: Option<&Tensor>,
-        (leaves, is_gated): (usize, bool),
+        leaves: usize,
         out: &mut Tensor,
     ) -> Result<()> {
         let (m, n, k) = (rows.len(), matrix.rows() / leaves, matrix.columns());
-        let outputs = if is_gated { n / 2 } else { n };
-        let fits =
-            [matrix.rows(), x.columns()] == [leaves * n, leaves * k] && out.count() == leaves * m * outputs;
-        if !fits || rows.end > x.rows() || (is_gated && (outputs * 2 != n || leaves != 1)) {
+        let fits = [matrix.rows(), x.columns()] == [leaves * n, leaves * k] && out.count() == leaves * m * n;
+        if !fits || rows.end > x.rows() {
             return Err(Error::shape_mismatch("product", matrix, x));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
@@ -204,12 +202,7 @@ impl Kernels {
         let step = VECTOR_THREADS as usize * 16 / x.dtype().size().max(matrix.dtype().size());
         let of_block = if k > 2 * step { 2 } else { 4 };
         let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype(), of_block);
-        let sizes = [
-            to_u32("rows", n)?,
-            to_u32("columns", k)?,
-            u32::from(is_gated),
-            u32::from(self.here(matrix)?.is_settled()),
-        ];
+        let sizes = [to_u32("rows", n)?, to_u32("columns", k)?, u32::from(self.here(matrix)?.is_settled())];
         let stride = to_u32("columns", x.columns())?;
         for leaf in 0..leaves {
             for first in (0..m).step_by(MOST_BLOCKS_Y as usize) {
@@ -225,8 +218,8 @@ impl Kernels {
                 let vectors = (m - first).min(MOST_BLOCKS_Y as usize) as u32;
                 // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, `of_block` of the leaf's
                 // `n` rows of the matrix, and as many floats of the bias unless it is null. It writes as many elements of that row of
-                // the leaf in `out`, or half as many if it is gated: checked above. It reads the matrix before the previous kernel
-                // has ended only if no kernel has written it.
+                // the leaf in `out`: checked above. It reads the matrix before the previous kernel has ended only if no kernel has
+                // written it.
                 unsafe { call.launch([n.div_ceil(of_block as usize) as u32, vectors], VECTOR_THREADS) }?;
             }
         }

@@ -21,24 +21,20 @@ template <typename T, int N> __device__ __forceinline__ Packed<T, N> stream(cons
     return pack;
 }
 
-// out[n] = matrix[n, k] · x[k] + bias[n]. If `is_gated`, the first half of these are gates, and out[n / 2] = silu(gate) × up. If
-// `is_settled`, no kernel has written the matrix, and the first weights are loaded while the previous kernel runs.
-// blockIdx.y selects a row of x, of `stride` elements: its vector starts at element `first`.
+// out[n] = matrix[n, k] · x[k] + bias[n]. If `is_settled`, no kernel has written the matrix, and the first weights are loaded while the
+// previous kernel runs. blockIdx.y selects a row of x, of `stride` elements: its vector starts at element `first`.
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
     const ELEMENT* x, const OTHER* matrix, const float* bias, RESULT* __restrict__ out,
-    u32 n, u32 k, u32 is_gated, u32 is_settled, u32 stride, u64 first
+    u32 n, u32 k, u32 is_settled, u32 stride, u64 first
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N), UNROLL = LOADS / ROWS;
     constexpr u32 STEP = THREADS * N;
-    const u32 outputs = is_gated ? n / 2 : n;
     x += (u64)blockIdx.y * stride + first;
-    out += (u64)blockIdx.y * outputs;
-    // Gates and their ups take turns.
+    out += (u64)blockIdx.y * n;
     u32 rows[ROWS];
     const OTHER* from[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        const u32 row = blockIdx.x * ROWS + r;
-        rows[r] = is_gated ? min(row / 2, outputs - 1) + r % 2 * outputs : min(row, n - 1);
+        rows[r] = min(blockIdx.x * ROWS + r, n - 1);
         from[r] = matrix + (u64)rows[r] * k;
     }
     Packed<OTHER, N> weights[UNROLL][ROWS];
@@ -91,16 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
     __syncthreads();
     if (threadIdx.x != 0) return;
     for (int r = 0; r < ROWS; r++) {
-        sums[r] = bias ? bias[rows[r]] : 0.0f;
-        for (int w = 0; w < THREADS / 32; w++) sums[r] += shares[w][r];
-    }
-    if (is_gated) {
-        for (int r = 0; r < ROWS; r += 2) {
-            // Rounded as in kernels of their own.
-            const float gate = widen(narrow<RESULT>(sums[r])), up = widen(narrow<RESULT>(sums[r + 1]));
-            out[rows[r]] = narrow<RESULT>(gated(gate, up));
-        }
-    } else {
-        for (int r = 0; r < ROWS; r++) out[rows[r]] = narrow<RESULT>(sums[r]);
+        float sum = bias ? bias[rows[r]] : 0.0f;
+        for (int w = 0; w < THREADS / 32; w++) sum += shares[w][r];
+        out[rows[r]] = narrow<RESULT>(sum);
     }
 }
