@@ -125,7 +125,7 @@ fn a_row_of_a_product_with_invariant_numerics_has_the_same_bits_in_every_batch_a
                         "{dtype}, {m} rows on {ranks} ranks"
                     );
                 }
-                for count in [3, 6] {
+                for count in [3, 5, 6, 7] {
                     let [all, some] = [&whole, &x].map(|x| {
                         sum(&columns(x, 0..count * k / 8), &leaves(0, count), count)
                             .values()

@@ -194,6 +194,8 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
     const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
     const u32 rows = s.vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
     const bool has_vector = mine < width;
+    // A block without vectors has nothing to wait for.
+    if (block_in_cluster() * blockDim.x >= width) launch_next();
     Words own;
     float weight[PER];
     if (cluster < rows && has_vector) {

@@ -293,9 +293,8 @@ __device__ __forceinline__ void next_phase(const Call& call) {
         atomicXor(call.states + i, PHASE);
 }
 
-// The next kernel may be launched when a thread of each block has called this, or the block has ended. Kernels call it when a thread has
-// its last sum: then those of all peers run, and need no more room. Earlier, blocks of the next kernel could occupy the room that a peer's
-// progress depends on: that of a kernel of another group.
+// The next kernel may be launched when a thread of each block has called this, or the block has ended. A thread calls it when it waits
+// for no peer any more: earlier, blocks of the next kernel could occupy the room of a kernel that a peer waits for.
 __device__ __forceinline__ void launch_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,8 +1,9 @@
 //! Launches of kernels.
 //!
 //! Each kernel has one safe function, in [`rows`](super::rows), [`linear`](super::linear), [`skinny`](super::skinny),
-//! [`gemm`](super::gemm), [`batch`](super::batch) or [`attention`](super::attention). It takes tensors, checks that they contain all that the kernel reads
-//! and have room for all that it writes, and documents why the launch is sound. Addresses stay inside a [`KernelCall`].
+//! [`gemm`](super::gemm), [`batch`](super::batch) or [`attention`](super::attention). It takes tensors, checks that they contain all
+//! that the kernel reads and have room for all that it writes, and documents why the launch is sound. Addresses stay inside a
+//! [`KernelCall`].
 
 #![expect(
     unsafe_code,

@@ -1,4 +1,5 @@
-//! Products with weights. Fast numerics use our own kernels for up to 32 rows and cuBLASLt for more; invariant numerics always use our own.
+//! Products with weights. With fast numerics our own kernels multiply up to 32 rows on Hopper's tensor cores, or one row elsewhere, and
+//! cuBLASLt more. With invariant numerics they are always our own.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 
@@ -90,8 +91,9 @@ impl Cuda {
         Ok(y)
     }
 
-    /// Computes a product with one of our own kernels. Returns `None` if cuBLASLt is faster, or if none of ours gates. With invariant
-    /// numerics the product is ours unless it is gated, and a row of the result depends on that row of `x` alone.
+    /// Computes a product with one of our own kernels. Returns `None` if cuBLASLt is faster, or if the product is gated and the tensor
+    /// cores do not apply. With invariant numerics a product that is not gated is always ours, and a row of the result depends on that row
+    /// of `x` alone.
     fn multiply_ourselves(
         &self,
         x: &Tensor,

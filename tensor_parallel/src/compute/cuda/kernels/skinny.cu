@@ -1,20 +1,21 @@
 // A product of few rows of x with weights on the tensor cores (mma), for 16-bit types: out[m, n] = x[m, k] · w[n, k]ᵀ + bias[n]. Memory
-// bounds it, so the weights are read once, and their copies never wait for other warps: each warp copies rows of the weights, and with them
-// those of x, into a ring of STAGES stages in shared memory of its own, and multiplies them. Compiled behind mma.cu, whose names it uses.
+// bounds it, so the weights are read once, and warps do not wait for each other: each copies rows of the weights, and with them those of x,
+// into a ring of STAGES stages in shared memory of its own, and multiplies them. Compiled behind mma.cu, whose names it uses.
 //
-// The sums are those of gemm.cu to the bit: a sum over k has LEAVES leaves, each of which a warp adds in ascending order of k; the leaves are
-// added as a tree: neighbours in pairs while their number is even, then one after the other.
+// The sums are those of gemm.cu to the bit: a sum over k has LEAVES leaves, each of which a warp adds in ascending order of k; the leaves
+// are added as a tree: neighbours in pairs while their number is even, then one after the other. A block has GROUPS groups of LEAVES warps.
 //
 // ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 8 rows of the weights, by TOKENS rows of x: 1 or
 // 8. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: gates and their ups take turns in a tile.
 
-constexpr int ROWS = 8 * TILES;
+constexpr int ROWS = 8 * TILES, WARPS = GROUPS * LEAVES;
 // Elements of a row in a stage, and parts of 16 bytes of those. Parts are swizzled by the row, so that eight rows lie in different banks.
 constexpr int DEPTH = 128, PARTS = DEPTH / 8, ROW_BYTES = DEPTH * 2;
 constexpr u32 STAGE_BYTES = (ROWS + TOKENS) * ROW_BYTES;
 
 struct Shape {
-    // Rows of x and of the weights, length of a leaf, and that of a row of the weights: all leaves, or one, if those of the others follow.
+    // Rows of x and of the weights, and the length of a leaf. Elements from a row of the weights to the next: all leaves, or one, if the
+    // rows of each leaf follow those of the leaf before.
     u32 m, n, k, row;
     // True if no kernel has written the weights, so that they may be read while the previous kernel runs.
     u32 is_settled;
@@ -35,22 +36,22 @@ __device__ __forceinline__ void load(u32 (&parts)[4], u32 from) {
         : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3]) : "r"(from) : "memory");
 }
 
-// Grid: blocks of several groups of LEAVES warps. Each group takes every gridDim.x × groups-th tile.
-extern "C" __global__ void __launch_bounds__(384) skinny(
+// Grid: blocks, each group of which takes every gridDim.x × GROUPS-th tile.
+extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
     const ELEMENT* x, const ELEMENT* w, const float* bias, RESULT* __restrict__ out, Shape shape
 ) {
     extern __shared__ __align__(256) unsigned char memory[];
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, leaf = warp % LEAVES;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / LEAVES, leaf = warp % LEAVES;
     const u32 ring = (u32)__cvta_generic_to_shared(memory) + warp * STAGES * STAGE_BYTES;
-    const u32 outputs = GATED ? shape.n / 2 : shape.n, steps = ceil_div(shape.k, DEPTH), stride = gridDim.x * (warps / LEAVES);
-    const u32 tiles = ceil_div(shape.n, ROWS), first_tile = warp / LEAVES * gridDim.x + blockIdx.x;
+    const u32 outputs = GATED ? shape.n / 2 : shape.n, tiles = ceil_div(shape.n, ROWS), steps = ceil_div(shape.k, DEPTH);
+    const u32 first_tile = group * gridDim.x + blockIdx.x, stride = gridDim.x * GROUPS;
     const u32 total = first_tile < tiles ? ceil_div(tiles - first_tile, stride) * steps : 0;
-    // The sums of its group's leaves.
-    float2* const of_group = (float2*)(memory + warps * STAGES * STAGE_BYTES) + (warp - leaf) * TOKENS * 4 * TILES;
-    x += leaf * shape.k;
+    // The warps of a group leave their sums here.
+    float2* const of_group = (float2*)(memory + WARPS * STAGES * STAGE_BYTES) + group * LEAVES * TOKENS * 4 * TILES;
+    x += (u64)leaf * shape.k;
     w += (u64)leaf * shape.k * (shape.row == shape.k ? shape.n : 1);
 
-    // A lane copies a part of every second row: of the weights of the next tile, those `from` here on.
+    // A lane copies one part of every second row. `from` points to its parts in the next tile.
     const u32 half = lane / PARTS, part = lane % PARTS, first = ring + place(half, part);
     const ELEMENT* from[ROWS / 2];
     u32 next_tile = first_tile, next_step = 0;
@@ -58,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
         #pragma unroll
         for (int r = 0; r < ROWS / 2; r++) {
             const u32 in_tile = 2 * r + half;
-            const u32 row = GATED ? min(next_tile * (ROWS / 2) + in_tile / 2, outputs - 1) + in_tile % 2 * outputs : min(next_tile * ROWS + in_tile, outputs - 1);
+            const u32 at = next_tile * ROWS + in_tile;
+            const u32 row = GATED ? min(at / 2, outputs - 1) + at % 2 * outputs : min(at, outputs - 1);
             from[r] = w + (u64)row * shape.row + part * 8;
         }
     };
@@ -87,15 +89,39 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
     // The first weights do not wait for the previous kernel.
     if (!shape.is_settled) wait_for_previous();
     find_rows();
-    for (u32 s = 0; s < min(STAGES, total); s++) {
-        copy_weights(s);
-        advance();
+    for (u32 s = 0; s < STAGES; s++) {
+        if (s < total) {
+            copy_weights(s);
+            advance();
+        }
+        commit();
     }
     if (shape.is_settled) wait_for_previous();
+    // The first rows of x are loaded: copies of them would be complete after all those of weights.
+    constexpr int AT_ONCE = TOKENS == 1 ? STAGES : least(STAGES, 5);
     #pragma unroll 1
-    for (u32 s = 0; s < STAGES; s++) {
-        if (s < total) copy_x(s % steps, s);
-        commit();
+    for (u32 s = 0; s < STAGES; s += AT_ONCE) {
+        uint4 loaded[AT_ONCE][(TOKENS + 1) / 2] = {};
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const u32 at = (s + i) % steps * DEPTH + part * 8;
+            #pragma unroll
+            for (int r = 0; r < TOKENS; r += 2) {
+                if (s + i < STAGES && r + half < shape.m && at < shape.k)
+                    loaded[i][r / 2] = *(const uint4*)(x + (u64)(r + half) * shape.k * LEAVES + at);
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const u32 to = first + (s + i) * STAGE_BYTES;
+            #pragma unroll
+            for (int r = 0; r < TOKENS; r += 2) {
+                const uint4 four = loaded[i][r / 2];
+                if (s + i < STAGES && r + half < TOKENS)
+                    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                        :: "r"((to ^ r * 16) + (ROWS + r) * ROW_BYTES), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w) : "memory");
+            }
+        }
     }
 
     float sums[4 * TILES];
@@ -136,12 +162,12 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
         const u32 token = lane / 4;
         if constexpr (LEAVES > 1) {
             // Two turns have room, so that a warp that adds does not delay the others.
-            auto of_leaf = [&](u32 leaf) { return of_group + ((turn * warps + leaf) * TOKENS * 4 + lane) * TILES; };
+            auto of_leaf = [&](u32 l) { return of_group + ((turn * WARPS + l) * TOKENS * 4 + lane) * TILES; };
             if (token < TOKENS) {
                 #pragma unroll
                 for (int t = 0; t < TILES; t++) of_leaf(leaf)[t] = make_float2(sums[4 * t], sums[4 * t + 1]);
             }
-            asm volatile("bar.sync %0, %1;" :: "r"(1 + warp / LEAVES), "n"(LEAVES * 32) : "memory");
+            asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(LEAVES * 32) : "memory");
             if (leaf == 0 && token < TOKENS) {
                 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
@@ -150,10 +176,10 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
                     for (int l = 0; l < LEAVES; l++) parts[l] = of_leaf(l)[t];
                     constexpr int PAIRS = LEAVES & -LEAVES;
                     #pragma unroll
-                    for (int step = 1; step < LEAVES; step += step < PAIRS ? step : PAIRS) {
+                    for (int apart = 1; apart < LEAVES; apart += apart < PAIRS ? apart : PAIRS) {
                         #pragma unroll
-                        for (int l = 0; l < LEAVES; l += step < PAIRS ? 2 * step : LEAVES)
-                            parts[l] = make_float2(parts[l].x + parts[l + step].x, parts[l].y + parts[l + step].y);
+                        for (int l = 0; l < LEAVES; l += apart < PAIRS ? 2 * apart : LEAVES)
+                            parts[l] = make_float2(parts[l].x + parts[l + apart].x, parts[l].y + parts[l + apart].y);
                     }
                     sums[4 * t] = parts[0].x;
                     sums[4 * t + 1] = parts[0].y;
@@ -169,7 +195,9 @@ extern "C" __global__ void __launch_bounds__(384) skinny(
                 const u32 in_tile = t * 8 + lane % 4 * 2, to = GATED ? (tile * ROWS + in_tile) / 2 : tile * ROWS + in_tile;
                 if constexpr (GATED) {
                     // Rounded as in kernels of their own.
-                    if (to < outputs) of_token[to] = narrow<RESULT>(gated(widen(rounded(sums[4 * t], to)), widen(rounded(sums[4 * t + 1], outputs + to))));
+                    if (to >= outputs) continue;
+                    const RESULT gate = rounded(sums[4 * t], to), up = rounded(sums[4 * t + 1], outputs + to);
+                    of_token[to] = narrow<RESULT>(gated(widen(gate), widen(up)));
                 } else {
                     if (to < outputs) of_token[to] = rounded(sums[4 * t], to);
                     if (to + 1 < outputs) of_token[to + 1] = rounded(sums[4 * t + 1], to + 1);
