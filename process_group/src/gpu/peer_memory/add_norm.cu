@@ -194,7 +194,7 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
     const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
     const u32 rows = s.vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
     const bool has_vector = mine < width;
-    // A block without vectors has nothing to wait for.
+    // A block without vectors waits for no peer.
     if (block_in_cluster() * blockDim.x >= width) launch_next();
     Words own;
     float weight[PER];

@@ -294,7 +294,8 @@ __device__ __forceinline__ void next_phase(const Call& call) {
 }
 
 // The next kernel may be launched when a thread of each block has called this, or the block has ended. A thread calls it when it waits
-// for no peer any more: earlier, blocks of the next kernel could occupy the room of a kernel that a peer waits for.
+// for no peer any more: then the kernels of all peers run and need no more room. Before that, the next kernel could take the room of one
+// that a peer waits for.
 __device__ __forceinline__ void launch_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

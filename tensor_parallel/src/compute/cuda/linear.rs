@@ -1,5 +1,5 @@
-//! Products with weights. With fast numerics our own kernels multiply up to 32 rows on Hopper's tensor cores, or one row elsewhere, and
-//! cuBLASLt more. With invariant numerics they are always our own.
+//! Products with weights. With fast numerics our own kernels compute those of up to 32 rows on Hopper's tensor cores, and of one row
+//! elsewhere; cuBLASLt computes the others. With invariant numerics all are ours.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 

@@ -19,12 +19,12 @@ const ROW_BYTES: u32 = 256;
 const MOST_WARPS: usize = 12;
 const MOST_STAGES: u32 = 8;
 
-/// The division of a launch of `skinny.cu` into warps.
+/// How warps divide a launch of `skinny.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Strips {
     /// Rows of `x`: 1 or 8.
     tokens: u32,
-    /// Eights of rows of the weights that a warp takes at a time.
+    /// Rows of the weights that a warp takes at a time, divided by 8.
     tiles: u32,
     /// Stages of a warp's ring.
     stages: u32,
@@ -36,17 +36,17 @@ pub(super) struct Strips {
 }
 
 impl Strips {
-    /// Returns the strips of a product of `m` rows with `n` rows of weights. The multiprocessor with
-    /// the most rows has as few as possible, since all others wait for it.
+    /// Returns the strips of a product of `m` rows with `n` rows of weights. The multiprocessor with the most rows has as few as possible,
+    /// since all others wait for it.
     fn choose([m, n, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let most = (MOST_WARPS / leaves).max(1);
         let choices = [2, 1].into_iter().flat_map(|tiles| {
-            let strips = n.div_ceil(8 * tiles).div_ceil(multiprocessors as usize);
-            // Fewer than half of the warps do not read at the speed of memory.
-            let groups = strips.min(most.div_ceil(2))..=strips.min(most);
-            groups.rev().map(move |groups| (strips.div_ceil(groups) * groups * tiles, tiles, groups))
+            let of_each = n.div_ceil(8 * tiles).div_ceil(multiprocessors as usize);
+            // Fewer than half of the warps read slower than memory can.
+            let groups = of_each.min(most.div_ceil(2))..=of_each.min(most);
+            groups.rev().map(move |groups| (of_each.div_ceil(groups) * groups * tiles, tiles, groups))
         });
-        // Of equal ones the first, as two tiles share the rows of x.
+        // Of equal ones the first: two tiles share the rows of x, and more warps read faster.
         let (_, tiles, groups) = choices.min_by_key(|(rows, ..)| *rows).unwrap_or((0, 1, 1));
         let tokens = if m == 1 { 1 } else { MOST_ROWS as u32 };
         let strips = Self {
@@ -127,7 +127,7 @@ impl Kernels {
     ) -> Result<()> {
         let Sizes { m, n, k, row, .. } = Sizes::of(x, weight, bias, (leaves, is_gated), out)?;
         assert!(m <= MOST_ROWS && leaves <= LEAVES, "the product is a skinny one");
-        assert!(x.dtype() != DType::F32 && k.is_multiple_of(8), "copies start at multiples of 16 bytes");
+        assert!(x.dtype() != DType::F32 && k.is_multiple_of(8), "`has_gemm` holds");
         if m == 0 || n == 0 {
             return Ok(());
         }

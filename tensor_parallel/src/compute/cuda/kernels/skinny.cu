@@ -1,12 +1,12 @@
 // A product of few rows of x with weights on the tensor cores (mma), for 16-bit types: out[m, n] = x[m, k] · w[n, k]ᵀ + bias[n]. Memory
-// bounds it, so the weights are read once, and warps do not wait for each other: each copies rows of the weights, and with them those of x,
-// into a ring of STAGES stages in shared memory of its own, and multiplies them. Compiled behind mma.cu, whose names it uses.
+// bounds it, so the weights are read once, and warps wait for each other only to add leaves: each copies rows of the weights, and with them
+// those of x, into a ring of STAGES stages in shared memory of its own, and multiplies them. Compiled behind mma.cu, whose names it uses.
 //
 // The sums are those of gemm.cu to the bit: a sum over k has LEAVES leaves, each of which a warp adds in ascending order of k; the leaves
 // are added as a tree: neighbours in pairs while their number is even, then one after the other. A block has GROUPS groups of LEAVES warps.
 //
-// ELEMENT is the type of the operands, RESULT that of the result. A tile has TILES times 8 rows of the weights, by TOKENS rows of x: 1 or
-// 8. If GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: gates and their ups take turns in a tile.
+// ELEMENT is the type of the operands, RESULT that of the result. A tile is 8 × TILES rows of the weights by TOKENS rows of x, 1 or 8. If
+// GATED, the first half of the rows are gates, and out[m, n / 2] = silu(gate) × up: gates and ups alternate in a tile.
 
 constexpr int ROWS = 8 * TILES, WARPS = GROUPS * LEAVES;
 // Elements of a row in a stage, and parts of 16 bytes of those. Parts are swizzled by the row, so that eight rows lie in different banks.
@@ -14,8 +14,8 @@ constexpr int DEPTH = 128, PARTS = DEPTH / 8, ROW_BYTES = DEPTH * 2;
 constexpr u32 STAGE_BYTES = (ROWS + TOKENS) * ROW_BYTES;
 
 struct Shape {
-    // Rows of x and of the weights, and the length of a leaf. Elements from a row of the weights to the next: all leaves, or one, if the
-    // rows of each leaf follow those of the leaf before.
+    // Rows of x and of the weights, the length of a leaf, and the distance of two rows of the weights: all leaves, or one if they lie leaf
+    // by leaf.
     u32 m, n, k, row;
     // True if no kernel has written the weights, so that they may be read while the previous kernel runs.
     u32 is_settled;
@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 place(u32 row, u32 part) { return row * ROW_BYTES
 __device__ __forceinline__ void copy(u32 to, const ELEMENT* from, bool is_inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is_inside ? 16 : 0) : "memory");
 }
-// As above, for what other warps copy as well.
+// As above, through the L1 cache, for what other warps copy as well.
 __device__ __forceinline__ void copy_cached(u32 to, const ELEMENT* from, bool is_inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is_inside ? 16 : 0) : "memory");
 }
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
     const u32 outputs = GATED ? shape.n / 2 : shape.n, tiles = ceil_div(shape.n, ROWS), steps = ceil_div(shape.k, DEPTH);
     const u32 first_tile = group * gridDim.x + blockIdx.x, stride = gridDim.x * GROUPS;
     const u32 total = first_tile < tiles ? ceil_div(tiles - first_tile, stride) * steps : 0;
-    // The warps of a group leave their sums here.
+    // The warps of a group store their sums here.
     float2* const of_group = (float2*)(memory + WARPS * STAGES * STAGE_BYTES) + group * LEAVES * TOKENS * 4 * TILES;
     x += (u64)leaf * shape.k;
     w += (u64)leaf * shape.k * (shape.row == shape.k ? shape.n : 1);
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
         commit();
     }
     if (shape.is_settled) wait_for_previous();
-    // The first rows of x are loaded: copies of them would be complete after all those of weights.
+    // x of the first stages is loaded: copies complete in order, so its own would wait for all weights before them.
     constexpr int AT_ONCE = TOKENS == 1 ? STAGES : least(STAGES, 5);
     #pragma unroll 1
     for (u32 s = 0; s < STAGES; s += AT_ONCE) {
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
             for (int t = 0; t < TILES; t++) {
                 const u32 in_tile = t * 8 + lane % 4 * 2, to = GATED ? (tile * ROWS + in_tile) / 2 : tile * ROWS + in_tile;
                 if constexpr (GATED) {
-                    // Rounded as in kernels of their own.
+                    // Rounded as separate kernels would.
                     if (to >= outputs) continue;
                     const RESULT gate = rounded(sums[4 * t], to), up = rounded(sums[4 * t + 1], outputs + to);
                     of_token[to] = narrow<RESULT>(gated(widen(gate), widen(up)));

@@ -1,5 +1,5 @@
-// A matrix times one vector, where the tensor cores of Hopper do not apply. Memory bounds it, so the matrix is read once, in the widest
-// loads. A launch may have several vectors.
+// A matrix times vectors, one for each blockIdx.y, where the tensor cores of Hopper do not apply. Memory bounds it, so the matrix is read
+// in the widest loads.
 //
 // ELEMENT is the type of the vector, OTHER that of the matrix, RESULT that of the product. A block has ROWS rows of the matrix, 2 or 4,
 // which share what is read of the vector.
