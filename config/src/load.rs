@@ -268,24 +268,13 @@ fn nest(key: &str, text: &str) -> Dict {
     }
 }
 
-/// A TOML value that cannot be written as text outside TOML.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-enum NotText {
-    #[error("a number")]
-    Number,
-    #[error("a table")]
-    Table,
-    #[error("a list")]
-    List,
-}
-
-/// Returns a table as `name=value` lines.
-fn lines(table: &Dict) -> Result<String, NotText> {
+/// Returns a table as `name=value` lines, or what it contains that cannot be written as text outside TOML.
+fn lines(table: &Dict) -> Result<String, &'static str> {
     table.iter().map(|(name, value)| Ok(format!("{name}={}\n", text(value)?))).collect()
 }
 
 /// Returns a value as a user would write it outside TOML.
-fn text(value: &Value) -> Result<String, NotText> {
+fn text(value: &Value) -> Result<String, &'static str> {
     match value {
         Value::String(_, text) => Ok(text.clone()),
         Value::Char(_, char) => Ok(char.to_string()),
@@ -293,11 +282,11 @@ fn text(value: &Value) -> Result<String, NotText> {
         Value::Num(_, number) => {
             let integer =
                 number.to_i128().map(|n| n.to_string()).or_else(|| number.to_u128().map(|n| n.to_string()));
-            integer.or_else(|| number.to_f64().map(|n| n.to_string())).ok_or(NotText::Number)
+            integer.or_else(|| number.to_f64().map(|n| n.to_string())).ok_or("a number")
         }
         Value::Empty(..) => Ok(String::new()),
-        Value::Dict(..) => Err(NotText::Table),
-        Value::Array(..) => Err(NotText::List),
+        Value::Dict(..) => Err("a table"),
+        Value::Array(..) => Err("a list"),
     }
 }
 

@@ -12,6 +12,7 @@ mod statistics;
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
+use serde::{Deserialize, Serialize};
 
 pub use collective::{CallBuffers, Collective, CollectiveForm, UnknownCollective};
 pub use gpu::Gpu;
@@ -80,7 +81,7 @@ pub trait Bench {
 pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut CallBuffers<M>) -> Result<(), Error>;
 
 /// One timing on one rank.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Sample {
     /// Microseconds until the call was complete.
     pub latency_us: f64,
@@ -133,16 +134,6 @@ impl Case {
         let parts = if self.what.is_chunked() { world_size } else { 1 };
         (self.bytes / self.dtype.size() / parts).max(1)
     }
-
-    /// Returns the bytes of the whole array as measured on `world_size` ranks.
-    pub(crate) fn array_bytes(&self, world_size: usize) -> usize {
-        let parts = match self.what {
-            Collective::Barrier => 0,
-            what if what.is_chunked() => world_size,
-            _ => 1,
-        };
-        self.count(world_size) * parts * self.dtype.size()
-    }
 }
 
 /// The result of a measurement; the same on all ranks.
@@ -192,7 +183,7 @@ pub(crate) fn measure_calls<B: Bench>(
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?
         .out_of_place(case.out_of_place)
         .on_threads(bench.checks_in_parallel());
-    let bytes = case.array_bytes(n);
+    let bytes = patterns.elements() * case.dtype.size();
     let untimed_calls = bench.untimed_calls();
     // If only whole runs can be timed, the first is untimed: it does the initialisation of the first call.
     let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
@@ -245,7 +236,7 @@ pub(crate) fn measure_calls<B: Bench>(
         }
         calls += run;
     }
-    samples::gather(group, bytes, &samples, path, errors)
+    samples::gather(group, bytes, samples, path, errors)
 }
 
 #[cfg(test)]

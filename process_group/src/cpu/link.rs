@@ -470,7 +470,7 @@ mod tests {
     /// Returns a link, and its other end.
     fn link() -> (Link, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        (Link::new(member(Rank(1)), Channel::clear(here.try_into().unwrap())), there)
+        (Link::new(member(Rank(1)), Channel::clear(here).unwrap()), there)
     }
 
     /// Returns all bytes that the link delivers, in order.

@@ -152,8 +152,8 @@ pub(crate) fn threads(group: &str, world_size: usize) -> io::Result<Vec<CpuGroup
         let mut links = Vec::new();
         for lower in &mut ranks {
             let (one, other) = UnixStream::pair()?;
-            lower.push(Some(Channel::clear(one.try_into()?)));
-            links.push(Some(Channel::clear(other.try_into()?)));
+            lower.push(Some(Channel::clear(one)?));
+            links.push(Some(Channel::clear(other)?));
         }
         links.push(None);
         ranks.push(links);

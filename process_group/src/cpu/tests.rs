@@ -30,7 +30,7 @@ fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<Tc
         members.map(|(rank, host)| Member { host: (*host).into(), ..member(rank) }).collect();
     let connections = Peers::from_fn(rank, hosts.len(), |_| {
         let stream = streams.remove(0);
-        Channel::clear(stream.try_into().unwrap())
+        Channel::clear(stream).unwrap()
     });
     let members: Vec<&Member> = members.iter().collect();
     CpuGroup::new("tested", Rank(rank as u32), &members, connections, settings)

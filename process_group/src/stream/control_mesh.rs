@@ -199,7 +199,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
-        let [one, other] = [one, other].map(|stream| Some(Channel::clear(stream.try_into().unwrap())));
+        let [one, other] = [one, other].map(|stream| Some(Channel::clear(stream).unwrap()));
         (ControlMesh::new(vec![None, one]), ControlMesh::new(vec![other, None]))
     }
 

@@ -620,7 +620,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let theirs = listener.accept().unwrap().0;
-        let [mine, theirs] = [mine, theirs].map(|stream| Some(Channel::clear(stream.try_into().unwrap())));
+        let [mine, theirs] = [mine, theirs].map(|stream| Some(Channel::clear(stream).unwrap()));
         let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
         let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
         let mut mesh = ControlMesh::new(vec![None, theirs]);

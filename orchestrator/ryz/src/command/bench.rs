@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     // Refuse wrong requests before anything is started.
     request.check()?;
     args.check_flags()?;
-    args.suite().check(args.format, request.iterations, config.job.world_size.map(WorldSize::get))?;
+    args.suite().check(request.iterations, config.job.world_size.map(WorldSize::get))?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
@@ -73,7 +73,7 @@ fn measure(
     let is_first = orchestrator.manager().rank().0 == 0;
     let out = args.out.as_ref().filter(|_| is_first && args.rows.is_none());
     out.map(|file| out::check(file)).transpose()?;
-    let mut rows_file = args.rows.as_deref().filter(|_| is_first).map(out::Growing::open).transpose()?;
+    let rows_file = args.rows.as_deref().filter(|_| is_first);
     let group = orchestrator.manager().world();
     // The targets are not for variants.
     let is_usual = request.part.is_none();
@@ -119,8 +119,8 @@ fn measure(
             }
             Event::Absent { .. } => {}
             Event::Row(row) => {
-                if let Some(file) = &mut rows_file {
-                    file.add(row)?;
+                if let Some(file) = rows_file {
+                    out::add(file, row)?;
                 }
                 progress.aside(|| {
                     tell(&match shown {

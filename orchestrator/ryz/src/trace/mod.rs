@@ -10,7 +10,7 @@ mod tests;
 mod timeline;
 
 pub use merge::merge;
-pub use read::{Files, TraceError, read};
+pub use read::{Files, read};
 pub use report::{
     Behind, Called, GroupReport, Late, LateCall, Mismatch, NewestCall, RankFile, RankState, Report, Sequence,
     Verdict,

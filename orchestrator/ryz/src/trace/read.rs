@@ -1,7 +1,8 @@
 //! Reads the files of a folder.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{Context as _, bail};
 use ryzanstein_config::file::{self, FileError};
 use ryzanstein_config::{ByteSize, WorldSize};
 use ryzanstein_process_group::FlightRecord;
@@ -18,44 +19,15 @@ pub struct Files {
     pub ignored: Vec<String>,
 }
 
-/// The reason why there is nothing to merge.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TraceError {
-    /// The folder cannot be read.
-    #[error("cannot read the folder {}: {source}", .folder.display())]
-    Folder {
-        /// The folder.
-        folder: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The folder contains no record.
-    #[error(
-        "there is no flight record in {}: expected files rank-R.json, which ranks write when a group fails or a `ryz` command \
-         gets SIGUSR1; start the job with `ryz launch --trace-dir DIR`{}", .folder.display(), list(.ignored)
-    )]
-    Empty {
-        /// The folder.
-        folder: PathBuf,
-        /// The examined files, and the reasons why they do not count.
-        ignored: Vec<String>,
-    },
-}
-
-fn list(ignored: &[String]) -> String {
-    ignored.iter().fold(String::new(), |text, why| text + "; ignored " + why)
-}
-
 /// Reads every `rank-R.json` of a folder.
 ///
 /// # Errors
-/// [`TraceError`]; a file that is not a record is no error.
-pub fn read(folder: &Path) -> Result<Files, TraceError> {
-    let failed = |source| TraceError::Folder { folder: folder.to_owned(), source };
+/// Returns an error if the folder cannot be read or contains no record. A file that is not a record is no error.
+pub fn read(folder: &Path) -> anyhow::Result<Files> {
+    let failed = || format!("cannot read the folder {}", folder.display());
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+    for entry in std::fs::read_dir(folder).with_context(failed)? {
+        let name = entry.with_context(failed)?.file_name().to_string_lossy().into_owned();
         if name.starts_with("rank-") && Path::new(&name).extension().is_some_and(|end| end == "json") {
             names.push(name);
         }
@@ -67,7 +39,12 @@ pub fn read(folder: &Path) -> Result<Files, TraceError> {
     });
     let files = Files::of_one_job(parsed);
     if files.records.is_empty() {
-        return Err(TraceError::Empty { folder: folder.to_owned(), ignored: files.ignored });
+        let ignored = files.ignored.iter().fold(String::new(), |text, why| text + "; ignored " + why);
+        bail!(
+            "there is no flight record in {}: expected files rank-R.json, which ranks write when a group fails or a `ryz` \
+             command gets SIGUSR1; start the job with `ryz launch --trace-dir DIR`{ignored}",
+            folder.display()
+        );
     }
     Ok(files)
 }
@@ -147,7 +124,7 @@ mod tests {
         assert!(error.contains("ryz launch --trace-dir"), "{error}");
         assert!(error.contains("ignored rank-0.json: it is no flight record: missing field"), "{error}");
         assert!(error.contains("ignored rank-7.json: it is of rank 7 in a job of 4 ranks"), "{error}");
-        let error = read(&folder.path().join("none")).unwrap_err();
-        assert!(matches!(error, TraceError::Folder { .. }), "{error}");
+        let error = read(&folder.path().join("none")).unwrap_err().to_string();
+        assert!(error.contains("cannot read the folder"), "{error}");
     }
 }

@@ -3,11 +3,9 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::future::pending;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 
 use super::prove::{LinkError, LinkId, Prover};
 use super::{Bound, RETRY};
@@ -34,7 +32,9 @@ pub(super) struct Acceptor {
 impl Acceptor {
     /// Accepts links forever.
     pub(super) async fn accept(self, bound: Bound, mut half_open: HalfOpen) {
-        let listeners = match Listeners::new(bound) {
+        let listeners = TcpListener::from_std(bound.tcp)
+            .and_then(|tcp| Ok((tcp, bound.unix.map(UnixListener::from_std).transpose()?)));
+        let (tcp, unix) = match listeners {
             Ok(listeners) => listeners,
             Err(error) => return tracing::error!(%error, "cannot accept links"),
         };
@@ -42,14 +42,23 @@ impl Acceptor {
         loop {
             let (this, admission) = (Arc::clone(&this), AdmissionToken::default());
             let own = admission.clone();
-            let task = match listeners.accept().await {
-                Ok(Accepted::Tcp(stream, from)) => {
-                    tokio::spawn(async move { report(from, this.welcome_tcp(stream, &own).await) })
+            let within_host = async {
+                match &unix {
+                    Some(listener) => listener.accept().await,
+                    None => pending().await,
                 }
-                Ok(Accepted::Unix(stream)) => tokio::spawn(async move {
+            };
+            let spawned = tokio::select! {
+                accepted = tcp.accept() => accepted.map(|(stream, from)| {
+                    tokio::spawn(async move { report(from, this.welcome_tcp(stream, &own).await) })
+                }),
+                accepted = within_host => accepted.map(|(stream, _)| tokio::spawn(async move {
                     let here = this.prover.handshake.security.protection_within_host();
                     report("a Unix socket", this.welcome(stream, here, &own).await);
-                }),
+                })),
+            };
+            let task = match spawned {
+                Ok(task) => task,
                 Err(error) => {
                     // The cause is most likely a lack of descriptors: make room, and do not spin.
                     tracing::debug!(%error, "accepting a link failed");
@@ -81,36 +90,6 @@ impl Acceptor {
             self.arrivals.arrived.notify_all();
         }
         Ok(())
-    }
-}
-
-struct Listeners {
-    tcp: TcpListener,
-    unix: Option<UnixListener>,
-}
-
-enum Accepted {
-    Tcp(TcpStream, SocketAddr),
-    Unix(UnixStream),
-}
-
-impl Listeners {
-    fn new(bound: Bound) -> io::Result<Self> {
-        let unix = bound.unix.map(UnixListener::from_std).transpose()?;
-        Ok(Self { tcp: TcpListener::from_std(bound.tcp)?, unix })
-    }
-
-    async fn accept(&self) -> io::Result<Accepted> {
-        let unix = async {
-            match &self.unix {
-                Some(listener) => listener.accept().await,
-                None => pending().await,
-            }
-        };
-        tokio::select! {
-            accepted = self.tcp.accept() => accepted.map(|(stream, from)| Accepted::Tcp(stream, from)),
-            accepted = unix => accepted.map(|(stream, _)| Accepted::Unix(stream)),
-        }
     }
 }
 

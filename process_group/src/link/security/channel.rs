@@ -1,6 +1,7 @@
 //! A connection of a thread that never blocks on it: in clear, or sealed by TLS.
 
 use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
@@ -23,7 +24,7 @@ impl Channel {
     /// Wraps a connection whose ends have proved themselves.
     pub(crate) fn new<S: Connecting>(secured: Secured<S>) -> io::Result<Self> {
         Ok(match secured.kind {
-            Kind::Clear(stream) => Self::clear(stream.into_socket()?),
+            Kind::Clear(stream) => Self { socket: stream.into_socket()?, sealed: None },
             Kind::Tls(stream) => {
                 let (stream, sealed) = Sealed::take(*stream);
                 Self { socket: stream.into_socket()?, sealed: Some(Box::new(sealed)) }
@@ -31,9 +32,9 @@ impl Channel {
         })
     }
 
-    /// Wraps a connection in clear.
-    pub(crate) fn clear(socket: Socket) -> Self {
-        Self { socket, sealed: None }
+    /// Wraps a connected socket in clear.
+    pub(crate) fn clear(stream: impl Into<OwnedFd>) -> io::Result<Self> {
+        Ok(Self { socket: Socket::new(stream)?, sealed: None })
     }
 
     /// Returns the socket, to poll and to tune.

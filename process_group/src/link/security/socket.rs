@@ -1,9 +1,7 @@
 //! A connected stream socket, TCP or Unix.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -12,24 +10,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
 
-impl TryFrom<TcpStream> for Socket {
-    type Error = io::Error;
-
-    fn try_from(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Ok(Self(stream.into()))
-    }
-}
-
-impl TryFrom<UnixStream> for Socket {
-    type Error = io::Error;
-
-    fn try_from(stream: UnixStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Ok(Self(stream.into()))
-    }
-}
-
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -37,6 +17,16 @@ impl AsFd for Socket {
 }
 
 impl Socket {
+    /// Takes a connected socket. Its calls never block from now on.
+    ///
+    /// # Errors
+    /// Returns the error of the system.
+    pub(super) fn new(stream: impl Into<OwnedFd>) -> io::Result<Self> {
+        let socket = stream.into();
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self(socket))
+    }
+
     /// Reads the available bytes. Returns 0 when the other end has closed.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::net::recv(&self.0, into, RecvFlags::empty())?.0)
@@ -73,12 +63,12 @@ pub(crate) trait Connecting: AsyncRead + AsyncWrite + Unpin {
 
 impl Connecting for tokio::net::TcpStream {
     fn into_socket(self) -> io::Result<Socket> {
-        self.into_std()?.try_into()
+        Socket::new(self.into_std()?)
     }
 }
 
 impl Connecting for tokio::net::UnixStream {
     fn into_socket(self) -> io::Result<Socket> {
-        self.into_std()?.try_into()
+        Socket::new(self.into_std()?)
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::core::{Action, CallerEvent, Core, GroupMembers, Observation};
 use super::monitored::{Monitored, abort_in_time};
-use super::observer::{Mark, Observer};
+use super::observer::{Mark, Observer, Order};
 use super::status::{Pending, Status};
 use crate::device::Event;
 use crate::error::Error;
@@ -127,7 +127,7 @@ impl Driver {
                     if self.core.marked(stream) {
                         self.watch(stream, mark);
                     } else {
-                        self.observer.discard(mark);
+                        self.observer.order(Order::Discard(mark));
                     }
                 }
             }
@@ -137,7 +137,7 @@ impl Driver {
     fn watch(&mut self, stream: usize, mark: Mark) {
         self.newest_mark += 1;
         self.marks[stream].push_back(self.newest_mark);
-        self.observer.watch(stream, self.newest_mark, mark);
+        self.observer.order(Order::Watch(stream, self.newest_mark, mark));
     }
 
     fn hear(&mut self, now: Instant, heard: Vec<(usize, PeerEvent)>, actions: &mut Vec<Action>) {
@@ -175,7 +175,7 @@ impl Driver {
                 if self.core.marked_late(calls, now) {
                     self.watch(0, mark);
                 } else {
-                    self.observer.discard(mark);
+                    self.observer.order(Order::Discard(mark));
                 }
             }
         }
@@ -188,7 +188,7 @@ impl Driver {
                 Action::Send(position, message) => self.mesh.send(position, &message),
                 Action::Broadcast(message) => self.mesh.broadcast(&message),
                 Action::Fail(error) => self.fail(error),
-                Action::PlaceMark(calls) => self.observer.place(calls),
+                Action::PlaceMark(calls) => self.observer.order(Order::Place(calls)),
                 Action::Verified(outcome) => self.status.verified(outcome),
                 Action::Unresponsive(position, is_silent) => self.tell(position, is_silent),
             }

@@ -20,7 +20,7 @@ pub(super) struct Mark {
     pub(super) reuse: bool,
 }
 
-enum Order {
+pub(super) enum Order {
     /// Queries this mark of a stream until it has been reached. The numbers of a stream's marks increase.
     Watch(usize, u64, Mark),
     /// Ends the queries of this mark.
@@ -68,18 +68,6 @@ impl Observer {
         Ok(Self { orders: Some(orders), seen, is_looking: false })
     }
 
-    pub(super) fn watch(&self, stream: usize, number: u64, mark: Mark) {
-        self.order(Order::Watch(stream, number, mark));
-    }
-
-    pub(super) fn discard(&self, mark: Mark) {
-        self.order(Order::Discard(mark));
-    }
-
-    pub(super) fn place(&self, calls: u64) {
-        self.order(Order::Place(calls));
-    }
-
     /// Returns the observations. Returns `None` while CUDA blocks the observer: a later look then returns them.
     pub(super) fn look(&mut self, asks_library: bool) -> Option<Seen> {
         if !self.is_looking {
@@ -99,7 +87,7 @@ impl Observer {
         }
     }
 
-    fn order(&self, order: Order) {
+    pub(super) fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
             // The thread runs as long as the channel exists.
             let _ = orders.send(order);

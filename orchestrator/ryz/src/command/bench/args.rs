@@ -198,11 +198,16 @@ impl Args {
                 "--vary overlap does not take {flag}: it always reduces the same f32 gradients; omit it"
             )));
         }
-        if self.variants().is_none() || matches!(self.format, Format::Json | Format::Table) {
+        let flag = match self.suite() {
+            Suite::LatencyTargets => "--latency-targets",
+            Suite::Overlap => "--vary overlap",
+            Suite::Collectives if self.variants().is_some() => "--vary",
+            Suite::Collectives => return Ok(()),
+        };
+        if matches!(self.format, Format::Json | Format::Table) {
             return Ok(());
         }
-        let told = "--vary: variants are shown as a table or as lines of JSON; use --format table or json";
-        Err(Error::Configuration(told.into()))
+        Err(Error::Configuration(format!("{flag} prints a table or JSON: pass --format table or json")))
     }
 
     fn sizes(&self) -> Result<Vec<u64>, Error> {

@@ -25,24 +25,9 @@ pub(super) fn rows(file: &Path) -> anyhow::Result<Vec<RecordedRow>> {
     Ok(parse_rows(&text, &shown)?)
 }
 
-/// A file that grows by a line with every row.
-#[derive(Debug)]
-pub(super) struct Growing {
-    file: File,
-    shown: String,
-}
-
-impl Growing {
-    /// Opens or creates the file.
-    pub(super) fn open(file: &Path) -> anyhow::Result<Self> {
-        let shown = file.display().to_string();
-        let file = File::options().append(true).create(true).open(file);
-        Ok(Self { file: file.with_context(|| format!("cannot write --rows {shown}"))?, shown })
-    }
-
-    pub(super) fn add(&mut self, row: &Row) -> anyhow::Result<()> {
-        // In one piece, past any buffer: the process that compares reads it meanwhile.
-        let line = bench::json(row) + "\n";
-        self.file.write_all(line.as_bytes()).with_context(|| format!("cannot write --rows {}", self.shown))
-    }
+/// Adds a row as a line, in one piece, past any buffer: the process that compares reads the file meanwhile.
+pub(super) fn add(file: &Path, row: &Row) -> anyhow::Result<()> {
+    let opened = File::options().append(true).create(true).open(file);
+    let written = opened.and_then(|mut file| file.write_all((bench::json(row) + "\n").as_bytes()));
+    written.with_context(|| format!("cannot write --rows {}", file.display()))
 }

@@ -49,23 +49,7 @@ impl Suite {
     }
 
     /// Refuses recognisably wrong requests before anything is started.
-    pub(super) fn check(
-        self,
-        format: Format,
-        iterations: Option<usize>,
-        ranks: Option<u32>,
-    ) -> Result<(), ModelError> {
-        let flag = match self {
-            Self::Collectives => return Ok(()),
-            Self::LatencyTargets => "--latency-targets",
-            Self::Overlap => "--vary overlap",
-        };
-        if !matches!(format, Format::Table | Format::Json) {
-            return Err(Error::Configuration(format!(
-                "{flag} prints a table or JSON: pass --format table or json"
-            ))
-            .into());
-        }
+    pub(super) fn check(self, iterations: Option<usize>, ranks: Option<u32>) -> Result<(), ModelError> {
         match ranks {
             Some(1) if self == Self::Overlap => Err(Error::Configuration(
                 "--vary overlap: one rank alone has nothing to reduce; pass --world-size 2 or more".into(),

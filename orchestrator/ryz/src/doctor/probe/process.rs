@@ -1,9 +1,7 @@
 //! Runs a probe in a separate process, so that no failure of the probe ends this one.
 
-use std::io::{self, Read};
 use std::process::{Command, Stdio};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
@@ -20,50 +18,23 @@ pub(super) fn unknown_answer(text: &str) -> String {
 }
 
 /// Returns the standard output of a process that exits with code 0. Kills it at the deadline.
-pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, String> {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|error| format!("it cannot be started: {error}"))?;
-    let pipes = read_to_end(child.stdout.take()).and_then(|out| Ok((out, read_to_end(child.stderr.take())?)));
-    let (out, err) = match pipes {
-        Ok(pipes) => pipes,
-        Err(error) => {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("it cannot be read: {error}"));
-        }
-    };
-    let deadline = Instant::now() + timeout;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            // Its output is not waited for: a process that it started may keep the pipes open.
-            other => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(match other {
-                    Ok(_) => format!("it did not finish within {} s", timeout.as_secs()),
-                    Err(error) => format!("it cannot be waited for: {error}"),
-                });
-            }
-        }
-    };
-    let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-    if status.success() {
-        return Ok(out);
+pub(super) fn output(command: Command, timeout: Duration) -> Result<String, String> {
+    let mut command = tokio::process::Command::from(command);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    // At the deadline its output is not waited for: a process that it started may keep the pipes open.
+    let ended = runtime
+        .map(|runtime| runtime.block_on(async { tokio::time::timeout(timeout, command.output()).await }));
+    let output = ended
+        .and_then(|ended| ended.map_or(Ok(None), |output| output.map(Some)))
+        .map_err(|error| format!("it cannot be started: {error}"))?
+        .ok_or_else(|| format!("it did not finish within {} s", timeout.as_secs()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
+    let err = String::from_utf8_lossy(&output.stderr);
     let last = err.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
-    Err(format!("it ended with {status}: {last}"))
-}
-
-fn read_to_end(pipe: Option<impl Read + Send + 'static>) -> io::Result<JoinHandle<String>> {
-    std::thread::Builder::new().spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut pipe) = pipe {
-            let _ = pipe.read_to_end(&mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+    Err(format!("it ended with {}: {last}", output.status))
 }
 
 #[cfg(test)]
