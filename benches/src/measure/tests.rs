@@ -44,49 +44,16 @@ fn every_operation_and_type_is_right_and_the_same_on_all_ranks() {
 /// A modification of a call.
 type Fault = fn(&mut ProcessGroup, &mut CallBuffers<HostBuffer>, Call<'_, HostBuffer>) -> Result<(), Error>;
 
-/// A bench with a fault.
-struct Faulty {
-    host: Host,
-    fault: Fault,
-}
-
-impl Bench for Faulty {
-    type Memory = HostBuffer;
-
-    fn slots(&self, bytes: usize) -> usize {
-        self.host.slots(bytes)
-    }
-
-    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
-        self.host.allocate(dtype, elements)
-    }
-
-    fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
-        self.host.write(memory, content)
-    }
-
-    fn read(&mut self, memory: &HostBuffer, look: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-        self.host.read(memory, look)
-    }
-
-    fn time(
-        &mut self,
-        group: &mut ProcessGroup,
-        slots: &mut [CallBuffers<HostBuffer>],
-        chain: usize,
-        call: Call<'_, HostBuffer>,
-    ) -> Result<Vec<Sample>, Error> {
-        let fault = self.fault;
-        self.host.time(group, slots, chain, &mut |group, slot| fault(group, slot, call))
-    }
-}
-
 #[test]
 fn calls_that_do_nothing_twice_the_thing_or_a_single_byte_too_much_are_counted_as_wrong() {
     for what in Collective::ALL.into_iter().filter(|what| *what != Collective::Barrier) {
         let errors = |fault: Fault| {
             let measured = |group: &mut ProcessGroup| {
-                measure(group, &mut Faulty { host: Host, fault }, &case(what, DType::I32)).unwrap().errors
+                let case = case(what, DType::I32);
+                let faulty: Call<'_, HostBuffer> = &mut |group, slot| {
+                    fault(group, slot, &mut |group, slot| what.call(group, slot, case.reduction))
+                };
+                measure_calls(group, &mut Host, &case, faulty).unwrap().errors
             };
             let of_ranks = on_ranks(2, measured);
             assert_eq!(of_ranks[0], of_ranks[1], "errors are those of all ranks");

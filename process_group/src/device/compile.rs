@@ -308,13 +308,12 @@ mod tests {
 
     #[test]
     fn a_kept_file_is_there_whole_and_nothing_is_left_beside_it() {
-        let folder = std::env::temp_dir().join(format!("ryz-kernels-{}", std::process::id()));
-        let file = folder.join("deep").join("k.cubin");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("deep").join("k.cubin");
         keep(&file, b"code").unwrap();
         keep(&file, b"code2").unwrap();
         assert_eq!(unsealed(&std::fs::read(&file).unwrap()), Some(&b"code2"[..]));
         assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
-        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -131,13 +131,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Creates a tokenizer whose tokens are single bytes, as in GPT-2 and its successors.
-    fn bytes() -> Tokenizer {
-        bytes_with(&[])
-    }
-
-    /// Creates such a tokenizer with special tokens, from number 256 on.
-    fn bytes_with(special: &[&str]) -> Tokenizer {
+    /// Creates a tokenizer whose tokens are single bytes, as in GPT-2 and its successors, and special tokens from number 256 on.
+    fn bytes(special: &[&str]) -> Tokenizer {
         let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
         let mut letters: Vec<char> = alphabet.into_iter().collect();
         letters.sort_unstable();
@@ -170,16 +165,7 @@ mod tests {
     }
 
     fn tokenizer(json: &serde_json::Value) -> Tokenizer {
-        let folder = std::env::temp_dir().join(format!(
-            "ryz-text-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        ));
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("tokenizer.json"), json.to_string()).unwrap();
-        let tokenizer = Tokenizer::open(&folder).unwrap().unwrap();
-        std::fs::remove_dir_all(&folder).unwrap();
-        tokenizer
+        Tokenizer::from_bytes("tokenizer.json".as_ref(), json.to_string().into_bytes()).unwrap()
     }
 
     fn streamed(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32], stop: &[&str]) -> Vec<String> {
@@ -198,14 +184,14 @@ mod tests {
 
     #[test]
     fn a_character_of_several_tokens_comes_when_it_is_whole() {
-        let tokenizer = bytes();
+        let tokenizer = bytes(&[]);
         let tokens = tokenizer.encode("é€!").unwrap();
         assert_eq!(streamed(&tokenizer, &[], &tokens, &[]), ["", "é", "", "", "€", "!", ""]);
     }
 
     #[test]
     fn half_a_character_at_the_end_is_shown_as_what_it_is() {
-        let tokenizer = bytes();
+        let tokenizer = bytes(&[]);
         let tokens = tokenizer.encode("a€").unwrap();
         assert_eq!(streamed(&tokenizer, &[], &tokens[..2], &[]).concat(), "a\u{fffd}");
     }
@@ -218,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_stop_string_over_several_tokens_ends_the_text_before_it() {
-        let tokenizer = bytes();
+        let tokenizer = bytes(&[]);
         let tokens = tokenizer.encode("one\n\nQ: two").unwrap();
         assert_eq!(streamed(&tokenizer, &[], &tokens, &["\n\nQ:"]).concat(), "one");
         assert_eq!(streamed(&tokenizer, &[], &tokens, &["never"]).concat(), "one\n\nQ: two");
@@ -227,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_stop_string_finds_special_tokens_which_are_no_text() {
-        let tokenizer = bytes_with(&["<|end|>", "<|call|>"]);
+        let tokenizer = bytes(&["<|end|>", "<|call|>"]);
         let streamed = |text: &str, stop: &[&str]| {
             streamed(&tokenizer, &[], &tokenizer.encode(text).unwrap(), stop).concat()
         };
@@ -242,7 +228,7 @@ mod tests {
     proptest! {
         #[test]
         fn special_tokens_are_no_text(text in "([abé]|<e>|<é>){0,8}", stop in "([abé]|<e>|<é>|e>){0,2}") {
-            let tokenizer = bytes_with(&["<e>", "<é>"]);
+            let tokenizer = bytes(&["<e>", "<é>"]);
             let tokens = tokenizer.encode(&text).unwrap();
             let whole = if stop.is_empty() { &text[..] } else { text.split(&stop).next().unwrap() };
             // A stop string may begin inside a special token, which is left out altogether.
@@ -252,7 +238,7 @@ mod tests {
 
         #[test]
         fn pieces_are_the_text_whatever_it_is(text in "[abé]{0,12}", stop in "[abé]{0,2}") {
-            let tokenizer = bytes();
+            let tokenizer = bytes(&[]);
             let tokens = tokenizer.encode(&text).unwrap();
             let whole = if stop.is_empty() { &text[..] } else { text.split(&stop).next().unwrap() };
             prop_assert_eq!(streamed(&tokenizer, &[], &tokens, &[&stop]).concat(), whole);
@@ -260,7 +246,7 @@ mod tests {
 
         #[test]
         fn a_prompt_may_end_inside_a_character(text in "[aé€😀]{0,8}", at in 0usize..40) {
-            let tokenizer = bytes();
+            let tokenizer = bytes(&[]);
             let tokens = tokenizer.encode(&text).unwrap();
             let (prompt, new) = tokens.split_at(at.min(tokens.len()));
             // A character that begins in the prompt is returned completely.

@@ -1,62 +1,50 @@
 use std::fs;
 
+use tempfile::TempDir;
+
 use super::*;
 use crate::device::symbols::{Unusable, functions};
 
-/// A temporary folder for a test, removed afterwards.
-struct Tree(PathBuf);
-
-impl Tree {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("ryz-discover-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        Self(folder)
-    }
-
-    fn file(&self, path: &str) -> PathBuf {
-        let path = self.0.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, b"no library").unwrap();
-        path
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// Creates a file that is no library.
+fn file(tree: &TempDir, path: &str) -> PathBuf {
+    let path = tree.path().join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, b"no library").unwrap();
+    path
 }
 
 const NAMES: [&str; 2] = ["libx.so.13", "libx.so.12"];
 
-fn inside(tree: &Tree, candidates: &[Candidate]) -> Vec<PathBuf> {
-    candidates.iter().map(|p| p.path.clone()).filter(|p| p.starts_with(&tree.0)).collect()
+fn inside(tree: &TempDir, candidates: &[Candidate]) -> Vec<PathBuf> {
+    candidates.iter().map(|p| p.path.clone()).filter(|p| p.starts_with(tree.path())).collect()
 }
 
 #[test]
 fn both_layouts_of_a_python_environment_are_found_after_the_loader() {
-    let tree = Tree::new("layouts");
-    let old = tree.file("venv/lib/python3.12/site-packages/nvidia/x/lib/libx.so.12");
-    let new = tree.file("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.13");
-    tree.file("venv/lib/python3.12/site-packages/other/x/lib/libx.so.13");
-    let around = LibrarySearch { virtual_env: Some(tree.0.join("venv")), ..LibrarySearch::default() };
+    let tree = tempfile::tempdir().unwrap();
+    let old = file(&tree, "venv/lib/python3.12/site-packages/nvidia/x/lib/libx.so.12");
+    let new = file(&tree, "venv/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.13");
+    file(&tree, "venv/lib/python3.12/site-packages/other/x/lib/libx.so.13");
+    let around = LibrarySearch { virtual_env: Some(tree.path().join("venv")), ..LibrarySearch::default() };
     let found = candidates("device.x", None, &NAMES, &around);
     assert_eq!(found[0], Candidate { path: "libx.so.13".into(), origin: Origin::Loader });
     assert_eq!(found[1], Candidate { path: "libx.so.12".into(), origin: Origin::Loader });
     assert_eq!(inside(&tree, &found), [new, old]);
-    assert_eq!(found[2].origin, Origin::Python(tree.0.join("venv")));
+    assert_eq!(found[2].origin, Origin::Python(tree.path().join("venv")));
 }
 
 #[test]
 fn the_python_on_the_path_is_followed_through_its_link() {
-    let tree = Tree::new("link");
-    let library = tree.file("real/lib/python3.11/dist-packages/nvidia/x/lib/libx.so.12");
-    tree.file("real/bin/python3");
-    fs::create_dir_all(tree.0.join("bin")).unwrap();
-    std::os::unix::fs::symlink(tree.0.join("real/bin/python3"), tree.0.join("bin/python3")).unwrap();
-    let around =
-        LibrarySearch { path: vec![tree.0.join("nowhere"), tree.0.join("bin")], ..LibrarySearch::default() };
+    let tree = tempfile::tempdir().unwrap();
+    let library = file(&tree, "real/lib/python3.11/dist-packages/nvidia/x/lib/libx.so.12");
+    file(&tree, "real/bin/python3");
+    fs::create_dir_all(tree.path().join("bin")).unwrap();
+    std::os::unix::fs::symlink(tree.path().join("real/bin/python3"), tree.path().join("bin/python3"))
+        .unwrap();
+    let around = LibrarySearch {
+        path: vec![tree.path().join("nowhere"), tree.path().join("bin")],
+        ..LibrarySearch::default()
+    };
     let found = candidates("device.x", None, &NAMES, &around);
     assert_eq!(inside(&tree, &found).len(), 1);
     assert!(library.canonicalize().unwrap() == inside(&tree, &found)[0].canonicalize().unwrap());
@@ -64,13 +52,13 @@ fn the_python_on_the_path_is_followed_through_its_link() {
 
 #[test]
 fn a_configured_path_is_the_only_candidate() {
-    let tree = Tree::new("configured");
-    let file = tree.file("here/libx.so.12");
-    let around = LibrarySearch { virtual_env: Some(tree.0.clone()), ..LibrarySearch::default() };
+    let tree = tempfile::tempdir().unwrap();
+    let file = file(&tree, "here/libx.so.12");
+    let around = LibrarySearch { virtual_env: Some(tree.path().to_owned()), ..LibrarySearch::default() };
     let by_file = candidates("device.x", Some(&file), &NAMES, &around);
     assert_eq!(by_file, [Candidate { path: file, origin: Origin::Configured("device.x") }]);
-    let by_folder = candidates("device.x", Some(&tree.0.join("here")), &NAMES, &around);
-    let paths: Vec<_> = by_folder.iter().map(|p| p.path.strip_prefix(&tree.0).unwrap()).collect();
+    let by_folder = candidates("device.x", Some(&tree.path().join("here")), &NAMES, &around);
+    let paths: Vec<_> = by_folder.iter().map(|p| p.path.strip_prefix(tree.path()).unwrap()).collect();
     assert_eq!(paths, [Path::new("here/libx.so.13"), Path::new("here/libx.so.12")]);
 }
 
@@ -90,8 +78,8 @@ impl Table for Mathematics {
 
 #[test]
 fn what_is_absent_broken_too_old_or_lacks_functions_is_told_with_its_location() {
-    let tree = Tree::new("missing");
-    let broken = tree.file("libx.so.12");
+    let tree = tempfile::tempdir().unwrap();
+    let broken = file(&tree, "libx.so.12");
     let by = |path: &Path| Candidate { path: path.into(), origin: Origin::Loader };
     let tried = [
         by(Path::new("libnosuch.so.1")),
