@@ -212,6 +212,18 @@ pub(super) fn leaves_of_any_size(k: usize) -> usize {
     legal_leaves(k).take_while(|leaves| *leaves <= 4).last().unwrap_or(1)
 }
 
+/// The product `out[m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]`. The leaves of a sum are added as a [tree](crate::shard::split_leaves). The
+/// weight may be `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the first half of the rows are gates, and
+/// `out[m, n / 2] = silu(gate) × up`.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub(super) x: &'a Tensor,
+    pub(super) weight: &'a Tensor,
+    pub(super) bias: Option<&'a Tensor>,
+    pub(super) leaves: usize,
+    pub(super) is_gated: bool,
+}
+
 /// The sizes of a product.
 pub(super) struct Sizes {
     /// Rows of `x` and of the weight, and length of a leaf.
@@ -225,18 +237,13 @@ pub(super) struct Sizes {
     leaf: usize,
 }
 
-impl Sizes {
-    /// Returns those of the operands of [`Kernels::gemm`].
+impl Product<'_> {
+    /// Returns its sizes, with a result in `out`.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit, or the bias is not `f32`.
-    pub(super) fn of(
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        (leaves, is_gated): (usize, bool),
-        out: &Tensor,
-    ) -> Result<Self> {
+    pub(super) fn sizes(self, out: &Tensor) -> Result<Sizes> {
+        let Self { x, weight, bias, leaves, is_gated } = self;
         let (m, k) = (x.rows(), x.columns() / leaves);
         let n = weight.count() / x.columns();
         let outputs = if is_gated { n / 2 } else { n };
@@ -251,27 +258,18 @@ impl Sizes {
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
             return Err(Error::shape_mismatch("bias", weight, bias));
         }
-        Ok(Self { m, n, k, outputs, row, leaf })
+        Ok(Sizes { m, n, k, outputs, row, leaf })
     }
 }
 
 impl Kernels {
-    /// Computes `out[m, n] = x[m, k] · weight[n, k]ᵀ + bias[n]` with the kernel of `gemm.cu`. The leaves of a sum are added as a
-    /// [tree](crate::shard::split_leaves). The weight may be `[leaves × n, k / leaves]`: the rows for each leaf in turn. If gated, the
-    /// first half of the rows are gates, and `out[m, n / 2] = silu(gate) × up`.
+    /// Computes a product with the kernel of `gemm.cu`.
     ///
     /// # Errors
-    /// Returns an error if shapes do not fit, or the bias is not `f32`.
-    pub(super) fn gemm(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        (leaves, is_gated): (usize, bool),
-        out: &mut Tensor,
-        arrivals: &Block,
-    ) -> Result<()> {
-        let Sizes { m, n, k, outputs, row, leaf } = Sizes::of(x, weight, bias, (leaves, is_gated), out)?;
+    /// Returns the errors of [`Product::sizes`].
+    pub(super) fn gemm(&self, product: Product<'_>, out: &mut Tensor, arrivals: &Block) -> Result<()> {
+        let Sizes { m, n, k, outputs, row, leaf } = product.sizes(out)?;
+        let Product { x, weight, bias, leaves, is_gated } = product;
         let multiprocessors = self.gpu.device.info().multiprocessors;
         let tiles = Tiles::choose([m, outputs, leaves], is_gated, multiprocessors);
         let map = |tensor: &Tensor, rows: usize, strides: [usize; 2], height| {

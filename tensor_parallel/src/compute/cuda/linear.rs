@@ -9,7 +9,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
-use super::gemm::leaves_of_any_size;
+use super::gemm::{Product, leaves_of_any_size};
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
@@ -79,7 +79,10 @@ impl Cuda {
         }
         let mut y = self.scratch(&[m, n], out)?;
         if self.has_gemm(x, weight, leaves) {
-            self.multiply_on_tensor_cores(x, weight, None, (leaves, false), &mut y)?;
+            self.multiply_on_tensor_cores(
+                Product { x, weight, bias: None, leaves, is_gated: false },
+                &mut y,
+            )?;
             return Ok(y);
         }
         for first in (0..m).step_by(ROWS_OF_LEAVES) {
@@ -115,26 +118,19 @@ impl Cuda {
         let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
         let mut y = self.scratch(&[m, outputs], out)?;
         if has_gemm {
-            self.multiply_on_tensor_cores(x, weight, bias, (leaves, is_gated), &mut y)?;
+            self.multiply_on_tensor_cores(Product { x, weight, bias, leaves, is_gated }, &mut y)?;
         } else {
             self.kernels.matrix_vector((x, 0..m), weight, bias, 1, &mut y)?;
         }
         Ok(Some(y))
     }
 
-    /// Computes what [`Kernels::gemm`] does, with the kernel for this number of rows.
-    fn multiply_on_tensor_cores(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        sums: (usize, bool),
-        out: &mut Tensor,
-    ) -> Result<()> {
-        if x.rows() <= MOST_ROWS {
-            self.kernels.skinny(x, weight, bias, sums, out)
+    /// Computes a product with the kernel for its number of rows.
+    fn multiply_on_tensor_cores(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
+        if product.x.rows() <= MOST_ROWS {
+            self.kernels.skinny(product, out)
         } else {
-            self.kernels.gemm(x, weight, bias, sums, out, &self.arrivals)
+            self.kernels.gemm(product, out, &self.arrivals)
         }
     }
 
@@ -179,8 +175,8 @@ impl Cuda {
 }
 
 impl Kernels {
-    /// Computes what [`gemm`](Self::gemm) does for some rows of `x` with the kernel of `vector.cu`, each row on its own. The products of
-    /// parts stay apart: `out` is `[leaves, rows, n]`, and the weight has the rows for each part in turn.
+    /// Computes the products of some rows of `x` with the kernel of `vector.cu`, each row on its own. The products of parts stay apart:
+    /// `out` is `[leaves, rows, n]`, and the weight has the rows for each part in turn.
     ///
     /// # Errors
     /// Returns an error if shapes do not fit, or the bias is not `f32`.

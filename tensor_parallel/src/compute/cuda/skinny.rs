@@ -4,7 +4,7 @@
 
 use ryzanstein_process_group::DType;
 
-use super::gemm::{ALL_SHARED, Sizes};
+use super::gemm::{ALL_SHARED, Product, Sizes};
 use super::kernels::{Kernels, Source};
 use super::launch::to_u32;
 use crate::checkpoint::LEAVES;
@@ -113,19 +113,13 @@ impl Strips {
 }
 
 impl Kernels {
-    /// Computes what [`gemm`](Self::gemm) does, with the same sums, for at most [`MOST_ROWS`] rows.
+    /// Computes a product of at most [`MOST_ROWS`] rows, with the sums of [`gemm`](Self::gemm).
     ///
     /// # Errors
-    /// Returns the errors of [`gemm`](Self::gemm).
-    pub(super) fn skinny(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        (leaves, is_gated): (usize, bool),
-        out: &mut Tensor,
-    ) -> Result<()> {
-        let Sizes { m, n, k, row, .. } = Sizes::of(x, weight, bias, (leaves, is_gated), out)?;
+    /// Returns the errors of [`Product::sizes`].
+    pub(super) fn skinny(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
+        let Sizes { m, n, k, row, .. } = product.sizes(out)?;
+        let Product { x, weight, bias, leaves, is_gated } = product;
         assert!(m <= MOST_ROWS && leaves <= LEAVES, "the product is a skinny one");
         assert!(x.dtype() != DType::F32 && k.is_multiple_of(8), "`has_gemm` holds");
         if m == 0 || n == 0 {
