@@ -24,8 +24,7 @@ pub(super) fn gather(
         bytes,
         latency: of_ranks(|sample| sample.latency_us),
         host_us: of_ranks(|sample| sample.host_us).median_us,
-        // That of the last call; of another operation on a rank that does not take part. The same for all ranks, since all must act on
-        // it in the same way.
+        // A rank that takes no part has another path. All return rank 0's, so that all act in the same way.
         path: all.first().and_then(|(_, path, _)| *path),
         errors: all.iter().map(|(.., errors)| errors).sum(),
     })

@@ -245,10 +245,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Returns an error if the blocks do not have these columns, or the device fails.
     fn select_columns(&self, blocks: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
-    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, as `[rows, pairs × 2]` in `f32`. The first
-    /// `tokens.len()` columns of `x` are those of `tokens`. Each part of a row gives a pair: its greatest logit, and the lowest token with
-    /// it. NaN is greater than every number. Pairs are in ascending order of the tokens. Their number depends on the width alone, so it is
-    /// the same on all ranks. The default gives one pair, in host memory.
+    /// Returns candidates for the most likely token of each row of logits `x[rows, width]`, as `[rows, pairs × 2]` in `f32`. Column `i` of
+    /// `x` has the logits of token `tokens.start + i`; columns from `tokens.len()` on are ignored. Each part of a row gives a pair: its
+    /// greatest logit, and the lowest token with it. NaN is greater than every number. Pairs are in ascending order of the tokens. Their
+    /// number depends on the width alone, so it is the same on all ranks. The default gives one pair, in host memory.
     ///
     /// # Errors
     /// Returns an error if `x` is not `f32` or does not have these columns, a token is 2²⁴ or above, or the device fails.
