@@ -19,16 +19,15 @@ pub(super) fn unknown_answer(text: &str) -> String {
 
 /// Returns the standard output of a process that exits with code 0. Kills it at the deadline.
 pub(super) fn output(command: Command, timeout: Duration) -> Result<String, String> {
+    let not_started = |error: std::io::Error| format!("it cannot be started: {error}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(not_started)?;
     let mut command = tokio::process::Command::from(command);
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     // At the deadline its output is not waited for: a process that it started may keep the pipes open.
-    let ended = runtime
-        .map(|runtime| runtime.block_on(async { tokio::time::timeout(timeout, command.output()).await }));
+    let ended = runtime.block_on(async { tokio::time::timeout(timeout, command.output()).await });
     let output = ended
-        .and_then(|ended| ended.map_or(Ok(None), |output| output.map(Some)))
-        .map_err(|error| format!("it cannot be started: {error}"))?
-        .ok_or_else(|| format!("it did not finish within {} s", timeout.as_secs()))?;
+        .map_err(|_| format!("it did not finish within {} s", timeout.as_secs()))?
+        .map_err(not_started)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
