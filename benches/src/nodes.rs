@@ -7,7 +7,7 @@ use crate::cupti::Kernel;
 use crate::measure::median;
 
 /// The kernels of our products.
-pub const PRODUCTS: [&str; 3] = ["skinny", "gemm", "matrix_vector"];
+pub const PRODUCTS: [&str; 3] = ["skinny", "gemm", "simt"];
 /// Parts of the names of the library's kernels, several of which may compute one product.
 const LIBRARY: [&str; 5] = ["gemm", "gemv", "nvjet", "splitK", "cublas"];
 /// The kernels of the attention of a pass. The second one takes single tokens where only it keeps the bits of invariant numerics.
@@ -151,8 +151,8 @@ mod tests {
                 kernel("nvjet_hsh", from, from + 2000),
                 kernel("void splitKreduce_kernel", from + 1500, from + 2500),
                 kernel("decode", from + 3000, from + 4000),
-                kernel("matrix_vector", from + 4000, from + 5000),
-                kernel("matrix_vector", from + 5000, from + 6000),
+                kernel("simt", from + 4000, from + 5000),
+                kernel("simt", from + 5000, from + 6000),
             ]
         };
         let kernels = [pass(0), pass(100_000)].concat();
@@ -169,7 +169,7 @@ mod tests {
             ]
         );
         let text = table(&kernels, 2, &reads, 4e12).unwrap();
-        assert!(text.contains("matrix_vector") && text.contains("50 %"), "{text}");
+        assert!(text.contains("simt") && text.contains("50 %"), "{text}");
     }
 
     #[test]

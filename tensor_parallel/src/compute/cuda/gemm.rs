@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 const DEPTH: u32 = 64;
 const ROW_BYTES: u32 = DEPTH * 2;
 /// Shared memory of a block that has a multiprocessor to itself, and of one of two.
-pub(super) const ALL_SHARED: u32 = 231_168;
+const ALL_SHARED: u32 = 231_168;
 const HALF_SHARED: u32 = 112_640;
 /// The times of a round of half and of large tiles, in one unit: a large tile has twice the work, and reads fewer operands for it.
 const HALF_ROUND: usize = 21;
@@ -179,18 +179,6 @@ impl Tiles {
 }
 
 impl Cuda {
-    /// Returns true if `gemm.cu` multiplies these operands, with sums of this number of leaves.
-    pub(super) fn has_gemm(&self, x: &Tensor, weight: &Tensor, leaves: usize) -> bool {
-        // Only this architecture has the instructions.
-        self.gpu.device.info().capability.0 == 9
-            && x.dtype() == weight.dtype()
-            && x.dtype() != DType::F32
-            && leaves <= LEAVES
-            && x.columns() > 0
-            // Copies start at multiples of 16 bytes.
-            && x.columns().is_multiple_of(8 * leaves)
-    }
-
     /// Returns the number of leaves of the sums of `x · weightᵀ` with which each multiprocessor has a tile.
     pub(super) fn leaves_for_speed(&self, x: &Tensor, weight: &Tensor) -> usize {
         let (tiles, multiprocessors) = (weight.rows().div_ceil(64), self.gpu.device.info().multiprocessors);
@@ -241,7 +229,7 @@ impl Product<'_> {
     /// Returns its sizes, with a result in `out`.
     ///
     /// # Errors
-    /// Returns an error if shapes do not fit, or the bias is not `f32`.
+    /// Returns an error if shapes do not fit, the bias is not `f32`, or a sum has more than [`LEAVES`] leaves.
     pub(super) fn sizes(self, out: &Tensor) -> Result<Sizes> {
         let Self { x, weight, bias, leaves, is_gated } = self;
         let (m, k) = (x.rows(), x.columns() / leaves);
@@ -251,14 +239,21 @@ impl Product<'_> {
         let fits = [k * leaves, row] == [x.columns(), weight.columns()]
             && weight.count() == n * x.columns()
             && out.count() == m * outputs
+            && leaves <= LEAVES
             && (!is_gated || 2 * outputs == n);
-        if !fits || weight.dtype() != x.dtype() {
+        if !fits {
             return Err(Error::shape_mismatch("product", weight, x));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
             return Err(Error::shape_mismatch("bias", weight, bias));
         }
         Ok(Sizes { m, n, k, outputs, row, leaf })
+    }
+
+    /// Returns true if the tensor cores multiply these types, and copies, which start at multiples of 16 bytes, can start at each leaf.
+    pub(super) fn fits_tensor_cores(self) -> bool {
+        let types = [self.x.dtype(), self.weight.dtype()];
+        types[0] == types[1] && types[0] != DType::F32 && self.x.columns().is_multiple_of(8 * self.leaves)
     }
 }
 
@@ -270,6 +265,7 @@ impl Kernels {
     pub(super) fn gemm(&self, product: Product<'_>, out: &mut Tensor, arrivals: &Block) -> Result<()> {
         let Sizes { m, n, k, outputs, row, leaf } = product.sizes(out)?;
         let Product { x, weight, bias, leaves, is_gated } = product;
+        assert!(product.fits_tensor_cores(), "the product is one for tensor cores");
         let multiprocessors = self.gpu.device.info().multiprocessors;
         let tiles = Tiles::choose([m, outputs, leaves], is_gated, multiprocessors);
         let map = |tensor: &Tensor, rows: usize, strides: [usize; 2], height| {

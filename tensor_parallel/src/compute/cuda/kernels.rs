@@ -9,6 +9,7 @@ use ryzanstein_process_group::device::Kernel;
 
 use super::attention::Variant;
 use super::gemm::Tiles;
+use super::linear::COLUMNS;
 use super::rows::{PART, PART_THREADS};
 use super::skinny::Strips;
 use crate::checkpoint::LEAVES;
@@ -19,7 +20,7 @@ use crate::tensor::{Tensor, element_count};
 
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
-const VECTOR: &str = include_str!("kernels/vector.cu");
+const SIMT: &str = include_str!("kernels/simt.cu");
 const SKINNY: &str = concat!(include_str!("kernels/mma.cu"), include_str!("kernels/skinny.cu"));
 const GEMM: &str = concat!(
     include_str!("kernels/mma.cu"),
@@ -43,9 +44,9 @@ const ATTENTION: &str = concat!(
 pub(super) enum Source {
     /// Operations on elements and rows: the types of the activations and of the other operand.
     Rows(DType, DType),
-    /// Matrix times vector: the types of the vector, the matrix and the product, and the rows of a block.
-    Vector(DType, DType, DType, u32),
-    /// Products on the tensor cores of Hopper: the types of the operands and of the product. Of few rows, and of more.
+    /// Products without tensor cores: the types of the operands and of the product, and the leaves of a sum.
+    Simt(DType, DType, DType, usize),
+    /// Products on tensor cores: the type of the operands and that of the product. Of few rows, and of more on Hopper.
     Skinny(DType, DType, Strips),
     Gemm(DType, DType, Tiles),
     /// Attention: type, length of a head, query heads per key/value head, and the variant.
@@ -56,7 +57,7 @@ impl Source {
     fn name(self) -> &'static str {
         match self {
             Self::Rows(..) => "rows.cu",
-            Self::Vector(..) => "vector.cu",
+            Self::Simt(..) => "simt.cu",
             Self::Skinny(..) => "skinny.cu",
             Self::Gemm(..) => "gemm.cu",
             Self::Attention(..) => "attention.cu",
@@ -80,14 +81,17 @@ impl Source {
                     ("PART_THREADS", PART_THREADS.to_string()),
                 ],
             ),
-            Self::Vector(element, other, result, rows) => (
-                VECTOR,
-                vec![
-                    ("ELEMENT", element.to_string()),
-                    ("OTHER", other.to_string()),
-                    ("RESULT", result.to_string()),
-                    ("ROWS", rows.to_string()),
-                ],
+            Self::Simt(element, other, result, leaves) => (
+                SIMT,
+                of_product(
+                    element,
+                    result,
+                    vec![
+                        ("OTHER", other.to_string()),
+                        ("LEAVES", leaves.to_string()),
+                        ("COLUMNS", COLUMNS.to_string()),
+                    ],
+                ),
             ),
             Self::Skinny(element, result, strips) => (SKINNY, of_product(element, result, strips.macros())),
             Self::Gemm(element, result, tiles) => (GEMM, of_product(element, result, tiles.macros())),
@@ -161,14 +165,22 @@ mod tests {
             for element in types {
                 for other in types {
                     sources.push(Source::Rows(element, other));
-                    for rows in [2, 4] {
-                        sources.extend(types.map(|result| Source::Vector(element, other, result, rows)));
+                    for leaves in [1, 3, LEAVES] {
+                        sources.extend(types.map(|result| Source::Simt(element, other, result, leaves)));
                     }
                 }
-                if element != DType::F32 && capability == (9, 0) {
+                if element != DType::F32 {
                     for result in [element, DType::F32] {
-                        sources.extend(Strips::all().into_iter().map(|s| Source::Skinny(element, result, s)));
-                        sources.extend(Tiles::all().into_iter().map(|t| Source::Gemm(element, result, t)));
+                        let strips = Strips::all(if capability == (9, 0) {
+                            [132, 227 << 10]
+                        } else {
+                            [108, 163 << 10]
+                        });
+                        sources.extend(strips.into_iter().map(|s| Source::Skinny(element, result, s)));
+                        if capability == (9, 0) {
+                            sources
+                                .extend(Tiles::all().into_iter().map(|t| Source::Gemm(element, result, t)));
+                        }
                     }
                 }
                 for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (64, 71), (80, 1), (128, 8), (256, 16)] {

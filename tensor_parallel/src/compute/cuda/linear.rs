@@ -1,15 +1,13 @@
-//! Products with weights. With fast numerics our own kernels compute those of up to 32 rows on Hopper's tensor cores, and of one row
-//! elsewhere; cuBLASLt computes the others. With invariant numerics all are ours.
+//! Products with weights. On tensor cores our own kernels compute those of 16-bit types: of few rows, and of more on Hopper. cuBLASLt
+//! computes the others with fast numerics, and `simt.cu` with invariant ones.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
-
-use std::ops::Range;
 
 use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
-use super::gemm::{Product, leaves_of_any_size};
+use super::gemm::{Product, Sizes, leaves_of_any_size};
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
@@ -18,10 +16,9 @@ use crate::compute::{Compute as _, shapes};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Threads of a block, as in `vector.cu`.
-const VECTOR_THREADS: u32 = 128;
-/// Rows of `x` whose products of parts are in memory at once.
-const ROWS_OF_LEAVES: usize = 512;
+/// Threads of a block of `simt.cu`, and outputs of each of its warps.
+const SIMT_THREADS: u32 = 128;
+pub(super) const COLUMNS: usize = 4;
 /// The maximum number of rows for which our kernel is faster than cuBLASLt.
 const FASTER_ROWS: usize = 32;
 
@@ -77,21 +74,8 @@ impl Cuda {
         if m == 0 || k == 0 || n == 0 {
             return self.zeros(&[m, n], out);
         }
-        let mut y = self.scratch(&[m, n], out)?;
-        if self.has_gemm(x, weight, leaves) {
-            self.multiply_on_tensor_cores(
-                Product { x, weight, bias: None, leaves, is_gated: false },
-                &mut y,
-            )?;
-            return Ok(y);
-        }
-        for first in (0..m).step_by(ROWS_OF_LEAVES) {
-            let rows = first..m.min(first + ROWS_OF_LEAVES);
-            let mut terms = self.scratch(&[leaves * rows.len(), n], DType::F32)?;
-            self.kernels.matrix_vector((x, rows.clone()), weight, None, leaves, &mut terms)?;
-            self.kernels.sum_of_leaves(&terms.reshape(&[leaves, rows.len(), n])?, &mut y, first)?;
-        }
-        Ok(y)
+        let product = Product { x, weight, bias: None, leaves, is_gated: false };
+        self.multiply_by(self.kernel_for(product), product, out)
     }
 
     /// Computes a product with one of our own kernels. Returns `None` if cuBLASLt is faster, or if the product is gated and the tensor
@@ -104,34 +88,48 @@ impl Cuda {
         bias: Option<&Tensor>,
         (is_gated, out): (bool, DType),
     ) -> Result<Option<Tensor>> {
-        let (m, is_invariant) = (x.rows(), self.numerics == Numerics::Invariant);
         let leaves = match self.numerics {
             Numerics::Fast => self.leaves_for_speed(x, weight),
             // Neither depends on the number of ranks.
             Numerics::Invariant if is_gated || bias.is_some() => 1,
             Numerics::Invariant => leaves_of_any_size(x.columns()),
         };
-        let has_gemm = self.has_gemm(x, weight, leaves) && (is_invariant || m <= FASTER_ROWS);
-        if !has_gemm && (is_gated || (!is_invariant && m != 1)) {
-            return Ok(None);
-        }
-        let outputs = if is_gated { weight.rows() / 2 } else { weight.rows() };
-        let mut y = self.scratch(&[m, outputs], out)?;
-        if has_gemm {
-            self.multiply_on_tensor_cores(Product { x, weight, bias, leaves, is_gated }, &mut y)?;
-        } else {
-            self.kernels.matrix_vector((x, 0..m), weight, bias, 1, &mut y)?;
-        }
-        Ok(Some(y))
+        let product = Product { x, weight, bias, leaves, is_gated };
+        let kernel = self.kernel_for(product);
+        let is_ours = match (self.numerics, kernel) {
+            (_, Kernel::Simt) if is_gated => false,
+            (Numerics::Invariant, _) => true,
+            (Numerics::Fast, Kernel::Skinny) => x.rows() <= MOST_ROWS,
+            (Numerics::Fast, Kernel::Gemm) => x.rows() <= FASTER_ROWS,
+            (Numerics::Fast, Kernel::Simt) => false,
+        };
+        is_ours.then(|| self.multiply_by(kernel, product, out)).transpose()
     }
 
-    /// Computes a product with the kernel for its number of rows.
-    fn multiply_on_tensor_cores(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
-        if product.x.rows() <= MOST_ROWS {
-            self.kernels.skinny(product, out)
+    /// Returns the kernel for a product.
+    fn kernel_for(&self, product: Product<'_>) -> Kernel {
+        let (major, _) = self.gpu.device.info().capability;
+        // Older tensor cores multiply no bf16.
+        if major < 8 || !product.fits_tensor_cores() {
+            Kernel::Simt
+        } else if major == 9 && product.x.rows() > MOST_ROWS {
+            Kernel::Gemm
         } else {
-            self.kernels.gemm(product, out, &self.arrivals)
+            Kernel::Skinny
         }
+    }
+
+    /// Computes a product in type `out`.
+    fn multiply_by(&self, kernel: Kernel, product: Product<'_>, out: DType) -> Result<Tensor> {
+        let Product { x, weight, is_gated, .. } = product;
+        let n = weight.count() / x.columns();
+        let mut y = self.scratch(&[x.rows(), if is_gated { n / 2 } else { n }], out)?;
+        match kernel {
+            Kernel::Skinny => self.kernels.skinny(product, &mut y),
+            Kernel::Gemm => self.kernels.gemm(product, &mut y, &self.arrivals),
+            Kernel::Simt => self.kernels.simt(product, &mut y),
+        }?;
+        Ok(y)
     }
 
     /// Computes a product of several rows with cuBLASLt.
@@ -174,53 +172,30 @@ impl Cuda {
     }
 }
 
+/// Our own kernels.
+#[derive(Clone, Copy)]
+enum Kernel {
+    Skinny,
+    Gemm,
+    Simt,
+}
+
 impl Kernels {
-    /// Computes the products of some rows of `x` with the kernel of `vector.cu`, each row on its own. The products of parts stay apart:
-    /// `out` is `[leaves, rows, n]`, and the weight has the rows for each part in turn.
+    /// Computes a product that is not gated with `simt.cu`.
     ///
     /// # Errors
-    /// Returns an error if shapes do not fit, or the bias is not `f32`.
-    fn matrix_vector(
-        &self,
-        (x, rows): (&Tensor, Range<usize>),
-        matrix: &Tensor,
-        bias: Option<&Tensor>,
-        leaves: usize,
-        out: &mut Tensor,
-    ) -> Result<()> {
-        let (m, n, k) = (rows.len(), matrix.rows() / leaves, matrix.columns());
-        let fits = [matrix.rows(), x.columns()] == [leaves * n, leaves * k] && out.count() == leaves * m * n;
-        if !fits || rows.end > x.rows() {
-            return Err(Error::shape_mismatch("product", matrix, x));
-        }
-        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
-            return Err(Error::shape_mismatch("bias", matrix, bias));
-        }
-        // A thread has up to eight loads in flight. A row of one or two steps is too short for them, so a block takes four rows.
-        let step = VECTOR_THREADS as usize * 16 / x.dtype().size().max(matrix.dtype().size());
-        let of_block = if k > 2 * step { 2 } else { 4 };
-        let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype(), of_block);
-        let sizes = [to_u32("rows", n)?, to_u32("columns", k)?, u32::from(self.here(matrix)?.is_settled())];
-        let stride = to_u32("columns", x.columns())?;
-        for leaf in 0..leaves {
-            for first in (0..m).step_by(MOST_BLOCKS_Y as usize) {
-                let mut call = self.call(source, "matrix_vector");
-                call.read_from(x, rows.start + first)?
-                    .read_from(matrix, leaf * n)?
-                    .read_optional(bias)?
-                    .write_from(out, leaf * m + first)?;
-                for size in sizes {
-                    call.value(size);
-                }
-                call.value(stride).value((leaf * k) as u64);
-                let vectors = (m - first).min(MOST_BLOCKS_Y as usize) as u32;
-                // SAFETY: a block reads the `k` elements of one of `vectors` rows of `x` from `leaf × k` on, `of_block` of the leaf's
-                // `n` rows of the matrix, and as many floats of the bias unless it is null. It writes as many elements of that row of
-                // the leaf in `out`: checked above. It reads the matrix before the previous kernel has ended only if no kernel has
-                // written it.
-                unsafe { call.launch([n.div_ceil(of_block as usize) as u32, vectors], VECTOR_THREADS) }?;
-            }
-        }
-        Ok(())
+    /// Returns the errors of [`Product::sizes`].
+    fn simt(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
+        let Sizes { m, n, k, row, .. } = product.sizes(out)?;
+        let Product { x, weight, bias, leaves, is_gated } = product;
+        assert!(!is_gated, "a kernel after this one gates");
+        let mut call = self.call(Source::Simt(x.dtype(), weight.dtype(), out.dtype(), leaves), "simt");
+        call.read(x)?.read(weight)?.read_optional(bias)?.write(out)?;
+        call.value([to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?, to_u32("columns", row)?]);
+        let of_block = SIMT_THREADS as usize / 32 * COLUMNS;
+        let grid = [n.div_ceil(of_block) as u32, m.min(MOST_BLOCKS_Y as usize) as u32];
+        // SAFETY: a warp reads a row of the `m` rows of `x`, rows of the weights below `n`, and as many floats of the bias unless it is
+        // null, and writes elements of `out` that exist: checked above.
+        unsafe { call.launch(grid, SIMT_THREADS) }
     }
 }

@@ -138,10 +138,7 @@ impl Compute for Cuda {
     }
 
     fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
-        let [_, rows, columns] = shapes::sum_of_leaves(terms)?;
-        let mut y = self.scratch(&[rows, columns], out)?;
-        self.kernels.sum_of_leaves(terms, &mut y, 0)?;
-        Ok(y)
+        self.kernels.sum_of_leaves(terms, out)
     }
 
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {

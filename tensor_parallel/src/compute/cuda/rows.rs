@@ -68,23 +68,23 @@ impl Kernels {
         unsafe { call.launch_over(count) }
     }
 
-    /// Adds terms `[count, rows, columns]` as a [tree](crate::shard::split_leaves), and rounds them once to the rows of `out` from `first`
-    /// on.
+    /// Adds terms `[count, rows, columns]` as a [tree](crate::shard::split_leaves), and rounds them once to type `out`.
     ///
     /// # Errors
-    /// Returns an error if the terms are not as long as `out`, or not `f32`.
-    pub(super) fn sum_of_leaves(&self, terms: &Tensor, out: &mut Tensor, first: usize) -> Result<()> {
+    /// Returns an error if the terms are not `f32`.
+    pub(super) fn sum_of_leaves(&self, terms: &Tensor, out: DType) -> Result<Tensor> {
         let [count, rows, columns] = shapes::sum_of_leaves(terms)?;
+        let mut y = self.scratch(&[rows, columns], out)?;
         let leaves = 1 << count.trailing_zeros();
-        if columns != out.columns() || first + rows > out.rows() || leaves > LEAVES {
-            return Err(Error::shape_mismatch("sum of leaves", terms, out));
+        if leaves > LEAVES {
+            return Err(Error::shape_mismatch("sum of leaves", terms, &y));
         }
-        let mut call = self.call(Source::Rows(out.dtype(), DType::F32), "sum_of_leaves");
-        call.write_from(out, first)?.read(terms)?.value((rows * columns) as u64);
+        let mut call = self.call(Source::Rows(out, DType::F32), "sum_of_leaves");
+        call.write(&mut y)?.read(terms)?.value((rows * columns) as u64);
         call.value(to_u32("leaves", leaves)?).value(to_u32("trees", count / leaves)?);
-        // SAFETY: the kernel reads the `leaves` × `trees` terms, and writes `rows` × `columns` elements of `out` from row `first`
-        // on: checked above.
-        unsafe { call.launch_over(rows * columns) }
+        // SAFETY: the kernel reads the `leaves` × `trees` terms and writes `y`: each has `rows` × `columns` elements.
+        unsafe { call.launch_over(rows * columns) }?;
+        Ok(y)
     }
 
     /// Converts values to another type.

@@ -1,17 +1,16 @@
-//! Products of few rows on the tensor cores of Hopper: `skinny.cu`.
+//! Products of few rows on tensor cores: `skinny.cu`.
 
 #![expect(unsafe_code, reason = "the kernel is launched here, and the launch says what was checked")]
 
-use ryzanstein_process_group::DType;
-
-use super::gemm::{ALL_SHARED, Product, Sizes};
+use super::gemm::{Product, Sizes};
 use super::kernels::{Kernels, Source};
 use super::launch::to_u32;
+#[cfg(test)]
 use crate::checkpoint::LEAVES;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// The maximum number of rows.
+/// Rows of `x` of a block.
 pub(super) const MOST_ROWS: usize = 8;
 /// Bytes of a row in a stage.
 const ROW_BYTES: u32 = 256;
@@ -38,27 +37,27 @@ pub(super) struct Strips {
 impl Strips {
     /// Returns the strips of a product of `m` rows with `n` rows of weights. The multiprocessor with the most rows has as few as possible,
     /// since all others wait for it.
-    fn choose([m, n, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
+    fn choose([m, n, leaves]: [usize; 3], is_gated: bool, [multiprocessors, shared]: [u32; 2]) -> Self {
         let most = (MOST_WARPS / leaves).max(1);
         let choices = [2, 1].into_iter().flat_map(|tiles| {
             let of_each = n.div_ceil(8 * tiles).div_ceil(multiprocessors as usize);
             // Fewer than half of the warps read slower than memory can.
             let groups = of_each.min(most.div_ceil(2))..=of_each.min(most);
-            groups.rev().map(move |groups| (of_each.div_ceil(groups) * groups * tiles, tiles, groups))
+            groups.rev().map(move |groups| {
+                let tokens = if m == 1 { 1 } else { MOST_ROWS as u32 };
+                let (tiles, leaves, groups) = (tiles as u32, leaves as u32, groups as u32);
+                let strips = Self { tokens, tiles, stages: 0, leaves, groups, is_gated };
+                let room = (shared / strips.warps()).saturating_sub(strips.sums_bytes());
+                let stages = (room / strips.stage_bytes()).min(MOST_STAGES);
+                (
+                    of_each.div_ceil(groups as usize) * strips.rows() * groups as usize,
+                    Self { stages, ..strips },
+                )
+            })
         });
         // Of equal ones the first: two tiles share the rows of x, and more warps read faster.
-        let (_, tiles, groups) = choices.min_by_key(|(rows, ..)| *rows).unwrap_or((0, 1, 1));
-        let tokens = if m == 1 { 1 } else { MOST_ROWS as u32 };
-        let strips = Self {
-            tokens,
-            tiles: tiles as u32,
-            stages: 0,
-            leaves: leaves as u32,
-            groups: groups as u32,
-            is_gated,
-        };
-        let room = ALL_SHARED / strips.warps() - strips.sums_bytes();
-        Self { stages: (room / strips.stage_bytes()).min(MOST_STAGES), ..strips }
+        let fitting = choices.filter(|(_, strips)| strips.stages >= 2);
+        fitting.min_by_key(|(rows, _)| *rows).expect("a block has room for a group of warps").1
     }
 
     fn warps(self) -> u32 {
@@ -100,12 +99,12 @@ impl Strips {
 
     /// Returns what [`choose`](Self::choose) returns for a range of sizes.
     #[cfg(test)]
-    pub(super) fn all() -> std::collections::HashSet<Self> {
+    pub(super) fn all(gpu: [u32; 2]) -> std::collections::HashSet<Self> {
         let mut all = std::collections::HashSet::new();
         for m in [1, MOST_ROWS] {
             for n in [64, 1024, 3072, 4096, 14_336, 1 << 20] {
-                all.extend((1..=LEAVES).map(|leaves| Self::choose([m, n, leaves], false, 132)));
-                all.extend([1, 2, 4, 8].map(|leaves| Self::choose([m, n, leaves], true, 132)));
+                all.extend((1..=LEAVES).map(|leaves| Self::choose([m, n, leaves], false, gpu)));
+                all.extend([1, 2, 4, 8].map(|leaves| Self::choose([m, n, leaves], true, gpu)));
             }
         }
         all
@@ -113,21 +112,21 @@ impl Strips {
 }
 
 impl Kernels {
-    /// Computes a product of at most [`MOST_ROWS`] rows, with the sums of [`gemm`](Self::gemm).
+    /// Computes a product with the sums of [`gemm`](Self::gemm). Every [`MOST_ROWS`] rows read the weights once.
     ///
     /// # Errors
     /// Returns the errors of [`Product::sizes`].
     pub(super) fn skinny(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
         let Sizes { m, n, k, row, .. } = product.sizes(out)?;
         let Product { x, weight, bias, leaves, is_gated } = product;
-        assert!(m <= MOST_ROWS && leaves <= LEAVES, "the product is a skinny one");
-        assert!(x.dtype() != DType::F32 && k.is_multiple_of(8), "`has_gemm` holds");
+        assert!(product.fits_tensor_cores(), "the product is one for tensor cores");
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let multiprocessors = self.gpu.device.info().multiprocessors;
-        let strips = Strips::choose([m, n, leaves], is_gated, multiprocessors);
-        let blocks = n.div_ceil(strips.rows() * strips.groups as usize).min(multiprocessors as usize) as u32;
+        let info = self.gpu.device.info();
+        let strips = Strips::choose([m, n, leaves], is_gated, [info.multiprocessors, info.shared_bytes]);
+        let groups = n.div_ceil(strips.rows() * strips.groups as usize);
+        let grid = [groups.min(info.multiprocessors as usize) as u32, m.div_ceil(MOST_ROWS) as u32];
         let mut call = self.call(Source::Skinny(x.dtype(), out.dtype(), strips), "skinny");
         call.read(x)?.read(weight)?.read_optional(bias)?.write(out)?;
         let [m, n, k, row] =
@@ -137,19 +136,28 @@ impl Kernels {
         // 16 bytes. They read as many floats of the bias as the weight has rows, unless the bias is null, and write those of the
         // `m × outputs` elements of `out` that exist: checked above. The weight is read before the previous kernel has ended only if no
         // kernel has written it. A warp uses the stages and sums of its own in shared memory, and sums of its group.
-        unsafe { call.launch_with_shared([blocks, 1], strips.warps() * 32, strips.shared_bytes()) }
+        unsafe { call.launch_with_shared(grid, strips.warps() * 32, strips.shared_bytes()) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
+    use ryzanstein_config::{DeviceConfig, Numerics};
+    use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
+    use ryzanstein_process_group::{DType, LocalRank};
 
     use super::*;
+    use crate::compute::{Compute as _, Cuda};
+
+    /// Multiprocessors and shared memory of a block of H200, A100 and L4.
+    const GPUS: [[u32; 2]; 3] = [[132, 227 << 10], [108, 163 << 10], [58, 99 << 10]];
 
     #[test]
     fn the_strips_that_are_compiled_in_tests_are_of_every_kind() {
-        let all = Strips::all();
+        let all = Strips::all(GPUS[0]);
         assert!((1..=LEAVES as u32).all(|n| all.iter().any(|strips| strips.leaves == n)));
         for tokens in [1, 8] {
             for tiles in [1, 2] {
@@ -158,19 +166,44 @@ mod tests {
         }
     }
 
+    #[test]
+    #[ignore = "needs a GPU of compute capability 9.0"]
+    fn any_number_of_rows_has_the_bits_of_gemm() {
+        let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+        let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &search));
+        let device = Device::open(&libraries, LocalRank(0), &DeviceConfig::default()).unwrap();
+        let cuda = Cuda::with_numerics(&device, 4, Numerics::Invariant).unwrap();
+        let tensor = |rows: usize, columns: usize, seed: u32| {
+            let values = (0..(rows * columns) as u32).map(|i| (i.wrapping_mul(seed) >> 8) as f32 / 8e6 - 1.0);
+            cuda.upload(Tensor::new(&[rows, columns], values.collect(), DType::BF16).unwrap()).unwrap()
+        };
+        for (m, leaves, is_gated) in
+            [(1, 1, true), (9, 4, false), (20, 1, true), (21, 3, false), (64, 8, false)]
+        {
+            let (k, n) = (leaves * 264, 1000);
+            let (x, weight) = (tensor(m, k, 2_654_435_761), tensor(n, k, 2_246_822_519));
+            let product = Product { x: &x, weight: &weight, bias: None, leaves, is_gated };
+            let [mut one, mut other] =
+                [(); 2].map(|()| cuda.scratch(&[m, if is_gated { n / 2 } else { n }], DType::F32).unwrap());
+            cuda.kernels.skinny(product, &mut one).unwrap();
+            cuda.kernels.gemm(product, &mut other, &cuda.arrivals).unwrap();
+            assert!(one.values().unwrap() == other.values().unwrap(), "{m} rows, {leaves} leaves");
+        }
+    }
+
     proptest! {
         #[test]
         fn strips_fit_a_multiprocessor(
-            m in 1..=MOST_ROWS, n in 1usize..200_000, leaves in 1..=LEAVES, is_gated in any::<bool>(),
+            m in 1..=100usize, n in 1usize..200_000, leaves in 1..=LEAVES, is_gated in any::<bool>(), gpu in 0..GPUS.len(),
         ) {
-            let strips = Strips::choose([m, n, leaves], is_gated, 132);
-            prop_assert!(strips.stages >= 2 && strips.shared_bytes() <= ALL_SHARED);
+            let strips = Strips::choose([m, n, leaves], is_gated, GPUS[gpu]);
+            prop_assert!(strips.stages >= 2 && strips.shared_bytes() <= GPUS[gpu][1]);
             prop_assert!(strips.groups > 0 && strips.warps() as usize <= MOST_WARPS);
         }
 
         #[test]
         fn no_multiprocessor_has_many_more_rows_than_its_share(n in 1usize..200_000, leaves in 1..=LEAVES) {
-            let strips = Strips::choose([1, n, leaves], false, 132);
+            let strips = Strips::choose([1, n, leaves], false, GPUS[0]);
             let in_block = strips.groups as usize * strips.rows();
             let rows = n.div_ceil(132 * in_block) * in_block;
             let share = n.div_ceil(132);

@@ -76,16 +76,7 @@ template <typename Load> __device__ __forceinline__ float4 add_blocks(Load load)
     float4 parts[BLOCKS];
     #pragma unroll
     for (int b = 0; b < BLOCKS; b++) parts[b] = load(b);
-    constexpr int PAIRS = BLOCKS & -BLOCKS;
-    #pragma unroll
-    for (int step = 1; step < BLOCKS; step += step < PAIRS ? step : PAIRS) {
-        #pragma unroll
-        for (int b = 0; b < BLOCKS; b += step < PAIRS ? 2 * step : BLOCKS) {
-            float4 &sum = parts[b], other = parts[b + step];
-            sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
-        }
-    }
-    return parts[0];
+    return sum_of_tree(parts, [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); });
 }
 
 // Grid: blocks, each of which takes every gridDim.x-th part of the tiles. The last part of a tile to finish adds

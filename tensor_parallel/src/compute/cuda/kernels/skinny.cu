@@ -12,6 +12,8 @@ constexpr int ROWS = 8 * TILES, WARPS = GROUPS * LEAVES;
 // Elements of a row in a stage, and parts of 16 bytes of those. Parts are swizzled by the row, so that eight rows lie in different banks.
 constexpr int DEPTH = 128, PARTS = DEPTH / 8, ROW_BYTES = DEPTH * 2;
 constexpr u32 STAGE_BYTES = (ROWS + TOKENS) * ROW_BYTES;
+// Stages that are in flight while a warp reads one.
+constexpr u32 AHEAD = STAGES - 1;
 
 struct Shape {
     // Rows of x and of the weights, the length of a leaf, and the distance of two rows of the weights: all leaves, or one if they lie leaf
@@ -36,7 +38,7 @@ __device__ __forceinline__ void load(u32 (&parts)[4], u32 from) {
         : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3]) : "r"(from) : "memory");
 }
 
-// Grid: blocks, each group of which takes every gridDim.x × GROUPS-th tile.
+// Grid: x, blocks, each group of which takes every gridDim.x × GROUPS-th tile; y, blocks of TOKENS rows of x.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
     const ELEMENT* x, const ELEMENT* w, const float* bias, RESULT* __restrict__ out, Shape shape
 ) {
@@ -48,7 +50,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
     const u32 total = first_tile < tiles ? ceil_div(tiles - first_tile, stride) * steps : 0;
     // The warps of a group store their sums here.
     float2* const of_group = (float2*)(memory + WARPS * STAGES * STAGE_BYTES) + group * LEAVES * TOKENS * 4 * TILES;
-    x += (u64)leaf * shape.k;
+    const u32 first_row = blockIdx.y * TOKENS, rows_of_x = min(shape.m - first_row, TOKENS);
+    x += ((u64)first_row * LEAVES + leaf) * shape.k;
+    out += (u64)first_row * outputs;
     w += (u64)leaf * shape.k * (shape.row == shape.k ? shape.n : 1);
 
     // A lane copies one part of every second row. `from` points to its parts in the next tile.
@@ -75,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
         const bool is_inside = at < shape.k;
         #pragma unroll
         for (int r = 0; r < TOKENS; r += 2) {
-            if (r + half < shape.m)
+            if (r + half < rows_of_x)
                 copy_cached((to ^ r * 16) + (ROWS + r) * ROW_BYTES, x + (u64)(r + half) * shape.k * LEAVES + at, is_inside);
         }
     };
@@ -89,72 +93,49 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
     // The first weights do not wait for the previous kernel.
     if (!shape.is_settled) wait_for_previous();
     find_rows();
-    for (u32 s = 0; s < STAGES; s++) {
-        if (s < total) {
-            copy_weights(s);
-            advance();
-        }
-        commit();
+    for (u32 s = 0; s < min(AHEAD, total); s++) {
+        copy_weights(s);
+        advance();
     }
     if (shape.is_settled) wait_for_previous();
-    // x of the first stages is loaded: copies complete in order, so its own would wait for all weights before them.
-    constexpr int AT_ONCE = TOKENS == 1 ? STAGES : least(STAGES, 5);
     #pragma unroll 1
-    for (u32 s = 0; s < STAGES; s += AT_ONCE) {
-        uint4 loaded[AT_ONCE][(TOKENS + 1) / 2] = {};
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const u32 at = (s + i) % steps * DEPTH + part * 8;
-            #pragma unroll
-            for (int r = 0; r < TOKENS; r += 2) {
-                if (s + i < STAGES && r + half < shape.m && at < shape.k)
-                    loaded[i][r / 2] = *(const uint4*)(x + (u64)(r + half) * shape.k * LEAVES + at);
-            }
-        }
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const u32 to = first + (s + i) * STAGE_BYTES;
-            #pragma unroll
-            for (int r = 0; r < TOKENS; r += 2) {
-                const uint4 four = loaded[i][r / 2];
-                if (s + i < STAGES && r + half < TOKENS)
-                    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                        :: "r"((to ^ r * 16) + (ROWS + r) * ROW_BYTES), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w) : "memory");
-            }
-        }
+    for (u32 s = 0, step = 0; s < AHEAD; s++) {
+        if (s < total) copy_x(step, s);
+        commit();
+        if (++step == steps) step = 0;
     }
 
     float sums[4 * TILES];
     u32 tile = first_tile, step = 0, slot = 0, turn = 0;
     for (u32 i = 0; i < total; i++) {
-        asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" :: "n"(AHEAD - 1) : "memory");
+        // All lanes have read the stage before another takes its place.
         __syncwarp();
+        if (i + AHEAD < total) {
+            const u32 read = slot == 0 ? AHEAD : slot - 1;
+            copy_weights(read);
+            copy_x(next_step, read);
+            advance();
+        }
+        commit();
         if (step == 0) {
             #pragma unroll
             for (int s = 0; s < 4 * TILES; s++) sums[s] = 0.0f;
         }
-        const u32 rows_of_w = ring + slot * STAGE_BYTES + place(lane % 8, lane / 8);
-        const u32 rows_of_x = ring + slot * STAGE_BYTES + place(lane % TOKENS, lane / 8) + ROWS * ROW_BYTES;
+        const u32 weights_at = ring + slot * STAGE_BYTES + place(lane % 8, lane / 8);
+        const u32 x_at = ring + slot * STAGE_BYTES + place(lane % TOKENS, lane / 8) + ROWS * ROW_BYTES;
         #pragma unroll
         for (int p = 0; p < PARTS; p += 4) {
             u32 rows[4], weights[4];
-            load(rows, rows_of_x ^ p * 16);
+            load(rows, x_at ^ p * 16);
             const u32 low[4] = {rows[0], 0, rows[1], 0}, high[4] = {rows[2], 0, rows[3], 0};
             #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                load(weights, (rows_of_w ^ p * 16) + t * 8 * ROW_BYTES);
+                load(weights, (weights_at ^ p * 16) + t * 8 * ROW_BYTES);
                 multiply(sums, t, low, weights[0], weights[1]);
                 multiply(sums, t, high, weights[2], weights[3]);
             }
         }
-        // All lanes have read the stage before another takes its place.
-        __syncwarp();
-        if (i + STAGES < total) {
-            copy_weights(slot);
-            copy_x(next_step, slot);
-            advance();
-        }
-        commit();
         if (++slot == STAGES) slot = 0;
         if (++step < steps) continue;
         step = 0;
@@ -174,20 +155,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
                     float2 parts[LEAVES];
                     #pragma unroll
                     for (int l = 0; l < LEAVES; l++) parts[l] = of_leaf(l)[t];
-                    constexpr int PAIRS = LEAVES & -LEAVES;
-                    #pragma unroll
-                    for (int apart = 1; apart < LEAVES; apart += apart < PAIRS ? apart : PAIRS) {
-                        #pragma unroll
-                        for (int l = 0; l < LEAVES; l += apart < PAIRS ? 2 * apart : LEAVES)
-                            parts[l] = make_float2(parts[l].x + parts[l + apart].x, parts[l].y + parts[l + apart].y);
-                    }
-                    sums[4 * t] = parts[0].x;
-                    sums[4 * t + 1] = parts[0].y;
+                    const float2 sum = sum_of_tree(parts, [](float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); });
+                    sums[4 * t] = sum.x;
+                    sums[4 * t + 1] = sum.y;
                 }
             }
             turn ^= 1;
         }
-        if (leaf == 0 && token < shape.m) {
+        if (leaf == 0 && token < rows_of_x) {
             RESULT* const of_token = out + (u64)token * outputs;
             auto rounded = [&](float sum, u32 row) { return narrow<RESULT>(sum + (bias ? bias[row] : 0.0f)); };
             #pragma unroll

@@ -68,6 +68,17 @@ __host__ __device__ constexpr int greatest(int a, int b) { return a > b ? a : b;
 // The smallest power of two that is not below n.
 __host__ __device__ constexpr int power_of_two(int n, int from = 1) { return from >= n ? from : power_of_two(n, 2 * from); }
 
+// The sum of leaves: of neighbours in pairs while their number is even, then of one after the other. Changes `leaves`.
+template <typename T, int COUNT, typename Add> __device__ __forceinline__ T sum_of_tree(T (&leaves)[COUNT], Add add) {
+    constexpr int PAIRS = COUNT & -COUNT;
+    #pragma unroll
+    for (int apart = 1; apart < COUNT; apart += apart < PAIRS ? apart : PAIRS) {
+        #pragma unroll
+        for (int l = 0; l < COUNT; l += apart < PAIRS ? 2 * apart : COUNT) leaves[l] = add(leaves[l], leaves[l + apart]);
+    }
+    return leaves[0];
+}
+
 __device__ __forceinline__ float sum_of_warp(float x) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffff, x, offset);
     return x;
