@@ -171,43 +171,12 @@ fn products_with_invariant_numerics_are_as_near_to_those_of_f64_as_fast_ones() {
                 [DType::F32, dtype].map(|out| error(cuda.linear(&x, &weight, None, out).unwrap()))
             });
             println!("{dtype}, {m} rows: {errors:?}");
-            let [[_, fast], [sums, invariant]] = errors;
-            assert!(sums <= 1e-5 * size && invariant <= 1.01 * fast, "{dtype}, {m} rows: {errors:?}");
+            let [[fast_sums, fast], [sums, invariant]] = errors;
+            assert!(
+                fast_sums.max(sums) <= 1e-5 * size && invariant <= 1.01 * fast,
+                "{dtype}, {m} rows: {errors:?}"
+            );
         }
-    }
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn products_are_those_of_the_processor_within_the_rounding_of_the_type() {
-    let (cuda, host) = (cuda(), Host::new(2));
-    for (m, k, n) in [(1, 2048, 4096), (3, 515, 129), (33, 2048, 640), (200, 64, 48)] {
-        for dtype in TYPES {
-            let (x, gpu_x) = both(&cuda, || noise(&[m, k], 1, dtype));
-            let (w, gpu_w) = both(&cuda, || noise(&[n, k], 2, dtype));
-            for out in [DType::F32, dtype] {
-                let want = host.linear(&x, &w, None, out).unwrap();
-                let got = cuda.linear(&gpu_x, &gpu_w, None, out).unwrap();
-                assert_near(&got, &want, (k as f32).sqrt(), &format!("{m} {k} {n} {dtype} to {out}"));
-            }
-        }
-    }
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn a_result_is_rounded_once_on_a_gpu_too() {
-    let cuda = cuda();
-    for m in [1, 2] {
-        let up = |shape: &[usize], values: Vec<f32>, dtype| {
-            cuda.upload(Tensor::new(shape, values, dtype).unwrap()).unwrap()
-        };
-        let x = up(&[m, 2], [256.0, 1.0].repeat(m), DType::BF16);
-        let w = up(&[1, 2], vec![1.0, 1.0], DType::BF16);
-        let bias = up(&[1], vec![1.0], DType::F32);
-        // 256 + 1 rounds to 256 in bf16 and would stay there; 256 + 1 + 1 is representable.
-        let y = cuda.linear(&x, &w, Some(&bias), DType::BF16).unwrap();
-        assert_eq!(*y.values().unwrap(), vec![258.0; m]);
     }
 }
 

@@ -78,9 +78,8 @@ impl Cuda {
         self.multiply_by(self.kernel_for(product), product, out)
     }
 
-    /// Computes a product with one of our own kernels. Returns `None` if cuBLASLt is faster, or if the product is gated and the tensor
-    /// cores do not apply. With invariant numerics a product that is not gated is always ours, and a row of the result depends on that row
-    /// of `x` alone.
+    /// Computes a product with one of our own kernels. Returns `None` if cuBLASLt is faster. With invariant numerics a product is always
+    /// ours, and a row of the result depends on that row of `x` alone.
     fn multiply_ourselves(
         &self,
         x: &Tensor,
@@ -97,7 +96,6 @@ impl Cuda {
         let product = Product { x, weight, bias, leaves, is_gated };
         let kernel = self.kernel_for(product);
         let is_ours = match (self.numerics, kernel) {
-            (_, Kernel::Simt) if is_gated => false,
             (Numerics::Invariant, _) => true,
             (Numerics::Fast, Kernel::Skinny) => x.rows() <= MOST_ROWS,
             (Numerics::Fast, Kernel::Gemm) => x.rows() <= FASTER_ROWS,
@@ -122,6 +120,9 @@ impl Cuda {
     /// Computes a product in type `out`.
     fn multiply_by(&self, kernel: Kernel, product: Product<'_>, out: DType) -> Result<Tensor> {
         let Product { x, weight, is_gated, .. } = product;
+        if let (Kernel::Simt, true) = (kernel, is_gated) {
+            return self.swiglu(&self.multiply_by(kernel, Product { is_gated: false, ..product }, out)?);
+        }
         let n = weight.count() / x.columns();
         let mut y = self.scratch(&[x.rows(), if is_gated { n / 2 } else { n }], out)?;
         match kernel {
@@ -188,7 +189,7 @@ impl Kernels {
     fn simt(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
         let Sizes { m, n, k, row, .. } = product.sizes(out)?;
         let Product { x, weight, bias, leaves, is_gated } = product;
-        assert!(!is_gated, "a kernel after this one gates");
+        assert!(!is_gated, "another kernel gates");
         let mut call = self.call(Source::Simt(x.dtype(), weight.dtype(), out.dtype(), leaves), "simt");
         call.read(x)?.read(weight)?.read_optional(bias)?.write(out)?;
         call.value([to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?, to_u32("columns", row)?]);

@@ -132,6 +132,8 @@ template <int N> __device__ __forceinline__ void norm_of(
     // Usually a thread has one vector: it stays in registers.
     Vector first = {};
     Weights weights = {};
+    // The product after a norm reads its first weights while the one before still runs.
+    launch_next();
     if (!is_settled) wait_for_previous();
     if (at < columns) weights = *(const Weights*)(weight + at);
     if (is_settled) wait_for_previous();

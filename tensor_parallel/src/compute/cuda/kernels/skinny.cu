@@ -55,24 +55,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
     out += (u64)first_row * outputs;
     w += (u64)leaf * shape.k * (shape.row == shape.k ? shape.n : 1);
 
-    // A lane copies one part of every second row. `from` points to its parts in the next tile.
+    // A lane copies one part of every second row: if GATED, of the gates or of the ups.
     const u32 half = lane / PARTS, part = lane % PARTS, first = ring + place(half, part);
-    const ELEMENT* from[ROWS / 2];
+    constexpr u32 APART = GATED ? 1 : 2;
     u32 next_tile = first_tile, next_step = 0;
-    auto find_rows = [&]() {
-        #pragma unroll
-        for (int r = 0; r < ROWS / 2; r++) {
-            const u32 in_tile = 2 * r + half;
-            const u32 at = next_tile * ROWS + in_tile;
-            const u32 row = GATED ? min(at / 2, outputs - 1) + at % 2 * outputs : min(at, outputs - 1);
-            from[r] = w + (u64)row * shape.row + part * 8;
-        }
-    };
     auto copy_weights = [&](u32 slot) {
-        const u32 to = first + slot * STAGE_BYTES, at = next_step * DEPTH;
-        const bool is_inside = at + part * 8 < shape.k;
+        const u32 to = first + slot * STAGE_BYTES, at = next_step * DEPTH + part * 8;
+        const u32 row = next_tile * (ROWS / 2) * APART + (GATED ? 0 : half), rows = at < shape.k && row < outputs ? outputs - row : 0;
+        const ELEMENT* from = w + (u64)(row + (GATED ? half * outputs : 0)) * shape.row + at;
         #pragma unroll
-        for (int r = 0; r < ROWS / 2; r++) copy((to ^ (2 * r & 7) * 16) + 2 * r * ROW_BYTES, from[r] + at, is_inside);
+        for (int r = 0; r < ROWS / 2; r++)
+            copy((to ^ (2 * r & 7) * 16) + 2 * r * ROW_BYTES, from + (u64)r * APART * shape.row, r * APART < rows);
     };
     auto copy_x = [&](u32 step, u32 slot) {
         const u32 to = first + slot * STAGE_BYTES, at = step * DEPTH + part * 8;
@@ -88,11 +81,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(
         if (++next_step < steps) return;
         next_step = 0;
         next_tile += stride;
-        find_rows();
     };
     // The first weights do not wait for the previous kernel.
     if (!shape.is_settled) wait_for_previous();
-    find_rows();
     for (u32 s = 0; s < min(AHEAD, total); s++) {
         copy_weights(s);
         advance();

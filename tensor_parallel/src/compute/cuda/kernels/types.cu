@@ -43,16 +43,23 @@ template <> struct Narrow<bf16> {
 };
 template <typename T> __device__ __forceinline__ T narrow(float x) { return Narrow<T>::of(x); }
 
+// Lets the next kernel start once all blocks of this one have called this or ended (programmatic dependent launch).
+__device__ __forceinline__ void launch_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // Every kernel calls this before it writes, and before it reads what an earlier kernel may have written, unless a copy was enqueued in
-// between. A kernel may start before the previous one has ended (programmatic dependent launch). This waits until that one has ended and
-// its writes are visible, then lets the next one start. That one waited for its own predecessor, so all earlier kernels have ended as well.
+// between. It waits until the previous kernel has ended and its writes are visible, then lets the next one start. The previous kernel
+// waited for its own predecessor, so all earlier kernels have ended as well.
 //
 // Data that a kernel reads after the wait is not `__restrict__`: the compiler could read it before.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
 #endif
+    launch_next();
 }
 
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
