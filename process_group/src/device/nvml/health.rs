@@ -35,68 +35,42 @@ pub struct GpuSample {
     pub ecc_uncorrected: Option<u64>,
 }
 
-/// NVML's answers.
-struct Answers {
-    utilization: Result<u32, NvmlError>,
-    /// Used and total memory.
-    memory: Result<(u64, u64), NvmlError>,
-    temperature: Result<u32, NvmlError>,
-    throttled_by: Result<Vec<String>, NvmlError>,
-    ecc_corrected: Result<u64, NvmlError>,
-    ecc_uncorrected: Result<u64, NvmlError>,
+/// Returns the present properties of a GPU.
+///
+/// # Errors
+/// [`NvmlError::GpuLost`], if one answer is that.
+fn sample(device: &Device<'_>) -> Result<GpuSample, NvmlError> {
+    let ecc = |kind| told(device.total_ecc_errors(kind, EccCounter::Volatile));
+    let memory = told(device.memory_info())?.map(|memory| (memory.used, memory.total));
+    let (memory_used_bytes, memory_total_bytes) = memory.unzip();
+    Ok(GpuSample {
+        utilization: told(device.utilization_rates())?.map(|rates| rates.gpu),
+        memory_used_bytes,
+        memory_total_bytes,
+        temperature: told(device.temperature(TemperatureSensor::Gpu))?,
+        throttled_by: told(device.current_throttle_reasons())?.map(throttles),
+        ecc_corrected: ecc(MemoryError::Corrected)?,
+        ecc_uncorrected: ecc(MemoryError::Uncorrected)?,
+    })
 }
 
-impl Answers {
-    fn of(device: &Device<'_>) -> Self {
-        let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile);
-        Self {
-            utilization: device.utilization_rates().map(|rates| rates.gpu),
-            memory: device.memory_info().map(|memory| (memory.used, memory.total)),
-            temperature: device.temperature(TemperatureSensor::Gpu),
-            throttled_by: device.current_throttle_reasons().map(throttles),
-            ecc_corrected: ecc(MemoryError::Corrected),
-            ecc_uncorrected: ecc(MemoryError::Uncorrected),
-        }
+/// Keeps the error that the GPU is lost: one such answer is enough. Any other error only leaves out its own property.
+fn told<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(lost @ NvmlError::GpuLost) => Err(lost),
+        Err(_) => Ok(None),
     }
-
-    /// Combines the answers. A single answer that the GPU is lost is enough; any other error only leaves out its own field.
-    fn health(self) -> GpuHealth {
-        let Self { utilization, memory, temperature, throttled_by, ecc_corrected, ecc_uncorrected } = self;
-        let lost = [
-            utilization.as_ref().err(),
-            memory.as_ref().err(),
-            temperature.as_ref().err(),
-            throttled_by.as_ref().err(),
-            ecc_corrected.as_ref().err(),
-            ecc_uncorrected.as_ref().err(),
-        ];
-        if lost.into_iter().flatten().any(is_lost) {
-            return GpuHealth::Lost;
-        }
-        let (memory_used_bytes, memory_total_bytes) = memory.ok().unzip();
-        GpuHealth::Present(GpuSample {
-            utilization: utilization.ok(),
-            memory_used_bytes,
-            memory_total_bytes,
-            temperature: temperature.ok(),
-            throttled_by: throttled_by.ok(),
-            ecc_corrected: ecc_corrected.ok(),
-            ecc_uncorrected: ecc_uncorrected.ok(),
-        })
-    }
-}
-
-const fn is_lost(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::GpuLost)
 }
 
 impl Nvml {
     /// Returns the present state of the GPU with this UUID; none if the host has no such GPU. A call takes milliseconds, but can
     /// hang with the driver: make it on a thread that nothing waits for.
     pub fn health(&self, uuid: &str) -> Option<GpuHealth> {
-        match self.inner.device_by_uuid(uuid) {
-            Ok(device) => Some(Answers::of(&device).health()),
-            Err(error) => is_lost(&error).then_some(GpuHealth::Lost),
+        match self.inner.device_by_uuid(uuid).and_then(|device| sample(&device)) {
+            Ok(sample) => Some(GpuHealth::Present(sample)),
+            Err(NvmlError::GpuLost) => Some(GpuHealth::Lost),
+            Err(_) => None,
         }
     }
 }
@@ -105,45 +79,10 @@ impl Nvml {
 mod tests {
     use super::*;
 
-    fn answers() -> Answers {
-        Answers {
-            utilization: Ok(97),
-            memory: Ok((20, 100)),
-            temperature: Ok(61),
-            throttled_by: Ok(vec![]),
-            ecc_corrected: Ok(0),
-            ecc_uncorrected: Ok(0),
-        }
-    }
-
     #[test]
-    fn what_a_gpu_does_not_tell_is_absent_and_not_zero() {
-        let refused = || NvmlError::NotSupported;
-        let quiet = Answers {
-            utilization: Err(refused()),
-            memory: Err(refused()),
-            temperature: Err(refused()),
-            throttled_by: Err(refused()),
-            ecc_corrected: Err(refused()),
-            ecc_uncorrected: Err(refused()),
-        };
-        assert_eq!(quiet.health(), GpuHealth::Present(GpuSample::default()));
-        let no_ecc = Answers { ecc_corrected: Err(refused()), ..answers() };
-        let GpuHealth::Present(sample) = no_ecc.health() else { panic!("it answers") };
-        assert_eq!((sample.ecc_corrected, sample.ecc_uncorrected), (None, Some(0)));
-        assert_eq!(
-            (sample.utilization, sample.memory_used_bytes, sample.memory_total_bytes),
-            (Some(97), Some(20), Some(100))
-        );
-        assert_eq!(sample.throttled_by, Some(vec![]), "told, and nothing throttles it");
-    }
-
-    #[test]
-    fn one_answer_that_it_is_lost_is_enough() {
-        let lost = Answers { temperature: Err(NvmlError::GpuLost), ..answers() };
-        assert_eq!(lost.health(), GpuHealth::Lost);
-        let lost = Answers { ecc_uncorrected: Err(NvmlError::GpuLost), ..answers() };
-        assert_eq!(lost.health(), GpuHealth::Lost);
-        assert!(matches!(answers().health(), GpuHealth::Present(_)));
+    fn an_answer_is_told_or_absent_or_that_the_gpu_is_lost() {
+        assert!(matches!(told(Ok(0)), Ok(Some(0))));
+        assert!(matches!(told::<u32>(Err(NvmlError::NotSupported)), Ok(None)));
+        assert!(matches!(told::<u32>(Err(NvmlError::GpuLost)), Err(NvmlError::GpuLost)));
     }
 }
