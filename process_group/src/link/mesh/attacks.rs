@@ -59,15 +59,7 @@ fn refuses<F: Future<Output = ()>>(
     reasons: &[&str],
     attack: impl FnOnce(SocketAddr) -> F,
 ) {
-    against(security(encryption), reasons, attack);
-}
-
-fn against<F: Future<Output = ()>>(
-    security: Security,
-    reasons: &[&str],
-    attack: impl FnOnce(SocketAddr) -> F,
-) {
-    with_room_for(HalfOpen::default(), security, reasons, attack);
+    with_room_for(HalfOpen::default(), security(encryption), reasons, attack);
 }
 
 fn with_room_for<F: Future<Output = ()>>(
