@@ -3,8 +3,10 @@
 use std::io;
 use std::time::Instant;
 
+use bytemuck::Zeroable;
+
 use super::CpuGroup;
-use super::shared::{ByteQueues, Doorbell, ExportedSegment, SEGMENT_HANDLE, SegmentHandle};
+use super::shared::{ByteQueues, Doorbell, ExportedSegment, SegmentHandle};
 use crate::backend::Backend;
 use crate::backend::call::Call;
 use crate::device::buffer::{View, ViewMut};
@@ -80,7 +82,7 @@ impl CpuGroup {
             Some(Ok(offered)) => (SHARED, Some(offered)),
             Some(Err(error)) => (refused("this rank", &error), None),
         };
-        let mine = offered.as_ref().map_or([0; SEGMENT_HANDLE], |it| it.handle().encode());
+        let mine = offered.as_ref().map_or_else(SegmentHandle::zeroed, ExportedSegment::handle);
         let peers: Vec<(usize, Peer)> = ranks
             .iter()
             .enumerate()
@@ -88,14 +90,15 @@ impl CpuGroup {
             .collect();
         for (_, peer) in &peers {
             let to = self.links.rank(*peer);
-            self.submit(first_call(Operation::Send { to }, deadline, Some(&mine), None))?;
+            self.submit(first_call(Operation::Send { to }, deadline, Some(bytemuck::bytes_of(&mine)), None))?;
         }
         let mut rings = Vec::new();
         for (place, peer) in peers {
-            let (from, mut theirs) = (self.links.rank(peer), [0; SEGMENT_HANDLE]);
-            self.submit(first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs)))?;
-            let Some((offered, it)) = offered.as_ref().zip(SegmentHandle::decode(&theirs)) else { continue };
-            match offered.open(&it, place) {
+            let (from, mut theirs) = (self.links.rank(peer), SegmentHandle::zeroed());
+            let output = Some(bytemuck::bytes_of_mut(&mut theirs));
+            self.submit(first_call(Operation::Recv { from }, deadline, None, output))?;
+            let Some(offered) = offered.as_ref().filter(|_| theirs.is_some()) else { continue };
+            match offered.open(&theirs, place) {
                 Ok(opened) => rings.push((peer, opened)),
                 Err(error) => standing = refused(&format!("rank {from}"), &error),
             }

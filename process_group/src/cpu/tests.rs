@@ -342,7 +342,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut group, mut peers) = rank_0_of(3, Duration::ZERO);
     // One rank has entered the call, sent its messages, and waits too.
-    let (operation, count) = (Operation::Send { to: Rank(0) }, shared::SEGMENT_HANDLE);
+    let (operation, count) = (Operation::Send { to: Rank(0) }, size_of::<shared::SegmentHandle>());
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
     peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();

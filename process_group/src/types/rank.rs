@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 macro_rules! ordinal {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Pod, Zeroable, Serialize, Deserialize)]
+        #[repr(transparent)]
         #[serde(transparent)]
         pub struct $name(pub $inner);
 

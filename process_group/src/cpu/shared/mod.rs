@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 pub(super) use byte_queue::ByteQueues;
 use byte_queue::Layout;
+use bytemuck::{Pod, Zeroable};
 pub(super) use doorbell::Doorbell;
 use doorbell::Waker;
 use segment::{Segment, SegmentFd};
@@ -23,36 +24,23 @@ use crate::membership::roster::Secret;
 
 /// Offset of the token that identifies the owner of a segment.
 const TOKEN: usize = 128;
-/// Length of a rank's description of its segment to its peers: process, descriptors and token. Zeros if it has none.
-pub(super) const SEGMENT_HANDLE: usize = 44;
 
 type Token = [u8; 32];
 
-/// The location of a rank's segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A rank's description of its segment to its peers. Zeros if it has none.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
 pub(super) struct SegmentHandle {
     pid: u32,
     descriptor: u32,
-    pipe: Option<u32>,
+    /// The number of the pipe's descriptor plus 1, or 0 if there is none.
+    pipe: u32,
     token: Token,
 }
 
 impl SegmentHandle {
-    pub(super) fn encode(&self) -> [u8; SEGMENT_HANDLE] {
-        let mut bytes = [0; SEGMENT_HANDLE];
-        bytes[..4].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.descriptor.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.pipe.map_or(0, |number| number + 1).to_le_bytes());
-        bytes[12..].copy_from_slice(&self.token);
-        bytes
-    }
-
-    /// Decodes a handle. Returns `None` for a rank that has no segment.
-    pub(super) fn decode(bytes: &[u8; SEGMENT_HANDLE]) -> Option<Self> {
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let token = bytes[12..].try_into().expect("32 bytes");
-        let pipe = u32_at(8).checked_sub(1);
-        (u32_at(0) != 0).then(|| Self { pid: u32_at(0), descriptor: u32_at(4), pipe, token })
+    pub(super) const fn is_some(&self) -> bool {
+        self.pid != 0
     }
 }
 
@@ -84,7 +72,8 @@ impl ExportedSegment {
 
     pub(super) fn handle(&self) -> SegmentHandle {
         let (pid, descriptor) = (std::process::id(), self.descriptor.number());
-        SegmentHandle { pid, descriptor, pipe: self.doorbell.pipe(), token: self.token }
+        let pipe = self.doorbell.pipe().map_or(0, |number| number + 1);
+        SegmentHandle { pid, descriptor, pipe, token: self.token }
     }
 
     /// Opens the segment of the rank at `place`, checks its token, and makes the rings to it and from it.
@@ -98,7 +87,7 @@ impl ExportedSegment {
         if seen != peer.token {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }
-        let waker = Waker::new(segment, peer.pid, peer.pipe)?;
+        let waker = Waker::new(segment, peer.pid, peer.pipe.checked_sub(1))?;
         Ok(ByteQueues::new(self.layout, (self.place, &self.segment), (place, waker)))
     }
 

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::time::Duration;
 
+use bytemuck::{Pod, Zeroable};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
@@ -11,11 +12,9 @@ use crate::link::security::{Channel, Connecting, Handshake, HandshakeError, Prot
 use crate::membership::half_open::AdmissionToken;
 use crate::types::rank::{Epoch, Rank};
 
-/// Length of a link's identity: epoch(8) group(32) from(4) to(4), little endian.
-const LINK_ID: usize = 48;
-
-/// Identity of a link.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// Identity of a link. Its bytes travel as they are, like payloads: every supported machine is little endian.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Pod, Zeroable)]
+#[repr(C)]
 pub(super) struct LinkId {
     pub(super) epoch: Epoch,
     /// Digest of the group's name.
@@ -29,25 +28,6 @@ pub(super) struct LinkId {
 impl LinkId {
     pub(super) fn new(epoch: Epoch, group: &str, from: Rank, to: Rank) -> Self {
         Self { epoch, group: Sha256::digest(group.as_bytes()).into(), from, to }
-    }
-
-    fn encode(&self) -> [u8; LINK_ID] {
-        let mut bytes = [0; LINK_ID];
-        bytes[..8].copy_from_slice(&self.epoch.0.to_le_bytes());
-        bytes[8..40].copy_from_slice(&self.group);
-        bytes[40..44].copy_from_slice(&self.from.0.to_le_bytes());
-        bytes[44..].copy_from_slice(&self.to.0.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8; LINK_ID]) -> Self {
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        Self {
-            epoch: Epoch(u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))),
-            group: bytes[8..40].try_into().expect("32 bytes"),
-            from: Rank(u32_at(40)),
-            to: Rank(u32_at(44)),
-        }
     }
 }
 
@@ -102,10 +82,11 @@ impl Prover {
         admission: &AdmissionToken,
     ) -> Result<Option<(LinkId, Channel)>, LinkError> {
         self.in_time(async {
-            let Some(dialler) = self.handshake.accept(stream, here, admission).await? else {
+            let accepted = self.handshake.accept::<_, { size_of::<LinkId>() }>(stream, here, admission);
+            let Some(dialler) = accepted.await? else {
                 return Ok(None);
             };
-            let id = LinkId::decode(&dialler.hello);
+            let id: LinkId = bytemuck::pod_read_unaligned(&dialler.hello);
             if id.epoch != epoch || id.to != me {
                 return Err(LinkError::WrongRank { to: id.to, epoch: id.epoch, me, current: epoch });
             }
@@ -121,25 +102,13 @@ impl Prover {
         here: Protection,
         id: &LinkId,
     ) -> Result<Channel, LinkError> {
-        self.in_time(async { Ok(Channel::new(self.handshake.connect(stream, here, &id.encode()).await?)?) })
-            .await
+        self.in_time(async {
+            Ok(Channel::new(self.handshake.connect(stream, here, bytemuck::bytes_of(id)).await?)?)
+        })
+        .await
     }
 
     async fn in_time<T>(&self, end: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
         timeout(self.limit, end).await.unwrap_or(Err(LinkError::TimedOut(self.limit)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn a_link_is_read_as_it_was_written(epoch: u64, group: String, from: u32, to: u32) {
-            let id = LinkId::new(Epoch(epoch), &group, Rank(from), Rank(to));
-            prop_assert_eq!(LinkId::decode(&id.encode()), id);
-        }
     }
 }
