@@ -1,7 +1,7 @@
 //! The calls of a group that return at once with a [`Work`]: they run on the group's own worker.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::ProcessGroup;
 use super::inner::{Buffers, GroupInner, Job, Worker};
@@ -132,9 +132,6 @@ impl ProcessGroup {
         if self.worker.is_none() {
             return;
         }
-        let mut queued = lock(&self.inner.queued);
-        while *queued > 0 {
-            queued = self.inner.idle.wait(queued).unwrap_or_else(PoisonError::into_inner);
-        }
+        drop(self.inner.idle.wait_while(lock(&self.inner.queued), |queued| *queued > 0));
     }
 }

@@ -106,18 +106,16 @@ impl Rendezvous for MemoryRendezvous {
             return Err(Error::Rendezvous(format!("rank {} has joined already", self.rank)));
         }
         shared.joined.notify_all();
-        while candidates.iter().any(Option::is_none) {
-            let now = Instant::now();
-            if now >= deadline {
-                let missing =
-                    Rank::all(candidates.len()).filter(|r| candidates[r.index()].is_none()).collect();
-                return Err(Error::Timeout { what: "joining".into(), waited: started.elapsed(), missing });
-            }
-            candidates = shared
-                .joined
-                .wait_timeout(candidates, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+        let patience = deadline.saturating_duration_since(started);
+        let candidates = shared
+            .joined
+            .wait_timeout_while(candidates, patience, |candidates| candidates.contains(&None))
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+        let missing: Vec<Rank> =
+            Rank::all(candidates.len()).filter(|rank| candidates[rank.index()].is_none()).collect();
+        if !missing.is_empty() {
+            return Err(Error::Timeout { what: "joining".into(), waited: started.elapsed(), missing });
         }
         let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
         drop(candidates);

@@ -207,22 +207,17 @@ impl Store for MemoryStore {
 
     fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
         let started = Instant::now();
-        let mut entries = lock(&self.entries);
-        loop {
-            if let Some(value) = entries.get(key) {
-                return Ok(value.clone());
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                return Err(Error::Timeout {
-                    what: format!("waiting for store key `{key}`"),
-                    waited: started.elapsed(),
-                    missing: Vec::new(),
-                });
-            }
-            entries =
-                self.changed.wait_timeout(entries, deadline - now).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let patience = deadline.saturating_duration_since(started);
+        let entries = self
+            .changed
+            .wait_timeout_while(lock(&self.entries), patience, |entries| !entries.contains_key(key))
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+        entries.get(key).cloned().ok_or_else(|| Error::Timeout {
+            what: format!("waiting for store key `{key}`"),
+            waited: started.elapsed(),
+            missing: Vec::new(),
+        })
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {

@@ -254,33 +254,18 @@ impl Mesh {
                 arrivals.arrived.notify_all();
             })
         });
-        let outcome = self.await_arrival(id, &gone, deadline);
+        let is_gone = || gone.load(Ordering::Acquire);
+        let Arrivals { links, arrived } = &*self.arrivals;
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let connection = arrived
+            .wait_timeout_while(lock(links), patience, |links| !links.contains_key(id) && !is_gone())
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .remove(id);
         if let Some(look) = look {
             look.abort();
         }
-        outcome
-    }
-
-    fn await_arrival(
-        &self,
-        id: &LinkId,
-        gone: &AtomicBool,
-        deadline: Instant,
-    ) -> Result<Option<Channel>, Lost> {
-        let mut links = lock(&self.arrivals.links);
-        loop {
-            if let Some(connection) = links.remove(id) {
-                return Ok(Some(connection));
-            }
-            if gone.load(Ordering::Acquire) {
-                return Err(Lost);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            links = self.arrivals.arrived.wait_timeout(links, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        if connection.is_none() && is_gone() { Err(Lost) } else { Ok(connection) }
     }
 }
 
