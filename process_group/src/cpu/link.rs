@@ -454,9 +454,9 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::cpu::tests::member;
     use crate::link::wire::frame::Kind;
     use crate::schedule::Algorithm;
+    use crate::testing::member;
     use crate::types::dtype::DType;
     use crate::types::operation::{CallFingerprint, Operation};
 

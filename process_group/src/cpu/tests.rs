@@ -13,10 +13,10 @@ use crate::device::buffer::{View, ViewMut};
 use crate::link::mesh::{self, Bound, Mesh, Peer};
 use crate::link::security::{Channel, Security};
 use crate::link::wire::frame::HEADER;
-use crate::membership::roster::{Cpus, Secret};
-use crate::testing::{LATE, in_time};
+use crate::membership::roster::Secret;
+use crate::testing::{LATE, in_time, member};
 use crate::types::operation::ReduceOp;
-use crate::types::rank::{Epoch, LocalRank};
+use crate::types::rank::Epoch;
 
 /// Returns one rank of a group on one host whose links are these streams.
 fn group(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> CpuGroup {
@@ -56,18 +56,6 @@ fn connection() -> (TcpStream, TcpStream) {
 fn rank_0_of(n: usize, spin: Duration) -> (CpuGroup, Vec<TcpStream>) {
     let (mine, theirs) = (1..n).map(|_| connection()).unzip();
     (group(0, n, settings(spin), mine), theirs)
-}
-
-pub(super) fn member(rank: Rank) -> Member {
-    Member {
-        rank,
-        local_rank: LocalRank(rank.0),
-        node_rank: 0,
-        host: "here".into(),
-        pid: std::process::id(),
-        cpus: Cpus::default(),
-        data_address: None,
-    }
 }
 
 fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<ViewMut<'_>>) -> Call<'_> {

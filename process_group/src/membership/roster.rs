@@ -161,17 +161,14 @@ impl fmt::Debug for Secret {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::testing;
 
     /// Creates one member per entry. An entry is a host, a number of CPUs and their list.
     pub(crate) fn members(on: &[(&str, u32, &str)]) -> Vec<Member> {
         let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
-            rank: Rank(rank as u32),
-            local_rank: LocalRank(0),
-            node_rank: 0,
             host: (*host).into(),
-            pid: 1,
             cpus: Cpus { count: *count, list: (*list).into() },
-            data_address: None,
+            ..testing::member(Rank(rank as u32))
         };
         on.iter().enumerate().map(member).collect()
     }

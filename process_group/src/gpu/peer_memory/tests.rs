@@ -12,9 +12,10 @@ use super::entry::Entry;
 use super::kernels::{Kernels, Norm, Part, Slots};
 use super::shared::{SharedMemory, Sharers};
 use crate::device::{Address, Device, DeviceBuffer, Libraries, LibrarySearch};
-use crate::membership::roster::{Cpus, Member};
+use crate::membership::roster::Member;
 use crate::membership::store::MemoryStore;
 use crate::paths::gpu::{ADD_NORM_MOST, MOST_ROW, one_shot_most};
+use crate::testing::member;
 use crate::types::dtype::{DType, Element};
 use crate::types::rank::{LocalRank, Rank};
 
@@ -53,16 +54,7 @@ impl Drop for EndsTheProcess {
 fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
     let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
     let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &search));
-    let member = |rank: usize| Member {
-        rank: Rank(rank as u32),
-        local_rank: LocalRank(rank as u32),
-        node_rank: 0,
-        host: "one".into(),
-        pid: std::process::id(),
-        data_address: None,
-        cpus: Cpus::default(),
-    };
-    let members: Vec<Member> = (0..ranks).map(member).collect();
+    let members: Vec<Member> = Rank::all(ranks).map(member).collect();
     let (store, all) = (MemoryStore::new(), Arc::new(Barrier::new(ranks)));
     std::thread::scope(|scope| {
         for position in 0..ranks {

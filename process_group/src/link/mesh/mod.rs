@@ -275,22 +275,12 @@ mod tests {
     use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 
     use super::*;
-    use crate::membership::roster::Cpus;
-    use crate::testing::LATE;
-    use crate::types::rank::LocalRank;
+    use crate::testing::{self, LATE};
 
     const HERE: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
     fn member(rank: u32, address: SocketAddr) -> Member {
-        Member {
-            rank: Rank(rank),
-            local_rank: LocalRank(rank),
-            node_rank: 0,
-            host: "here".into(),
-            pid: 1,
-            cpus: Cpus::default(),
-            data_address: Some(address),
-        }
+        Member { data_address: Some(address), ..testing::member(Rank(rank)) }
     }
 
     fn start(bound: Bound, rank: u32) -> Mesh {

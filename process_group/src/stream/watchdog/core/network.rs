@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use ryzanstein_explorer::identify_by_debug;
 
 use super::*;
-use crate::membership::roster::Cpus;
 use crate::paths::Path;
 use crate::stream::control_mesh::PeerEvent;
+use crate::testing;
 use crate::types::dtype::DType;
 use crate::types::operation::{Operation, ReduceOp};
-use crate::types::rank::LocalRank;
 
 /// Interval at which a driver looks.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
@@ -217,14 +216,10 @@ pub(super) fn blamed(error: &Error) -> Vec<Rank> {
 impl Network {
     pub(super) fn new(members: usize) -> Self {
         let now = Instant::now();
-        let member = |position| Member {
-            rank: rank(position),
-            local_rank: LocalRank(position as u32),
-            node_rank: 0,
+        let member = |position: usize| Member {
             host: format!("host-{position}"),
             pid: 1000 + position as u32,
-            cpus: Cpus::default(),
-            data_address: None,
+            ..testing::member(rank(position))
         };
         let all: Vec<Member> = (0..members).map(member).collect();
         let node = |position| Node {
