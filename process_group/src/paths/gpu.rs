@@ -1,7 +1,7 @@
 //! Paths of groups on the memory of GPUs, and the way in which NCCL computes the documented values.
 
 use super::tuned::{self, TunedRange};
-use super::{Condition, Fallback, Path, PathTable, PeerAlgorithm, Rule};
+use super::{Condition, Path, PathTable, PeerAlgorithm, Rule};
 use crate::types::dtype::DType;
 use crate::types::operation::ReduceOp;
 
@@ -87,12 +87,11 @@ pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[Tu
         rule(two_shot, "broadcast", longest, two_steps),
         rule(one_shot, "all_gather", chunk, one_step),
         rule(one_shot, "reduce_scatter", chunk, one_step),
+        Rule::always(Path::Nccl, "NCCL carries every other call on the memory of GPUs"),
     ];
-    let fallback =
-        Fallback::Always { path: Path::Nccl, because: "NCCL carries every other call on the memory of GPUs" };
     let paths = vec![one_shot, two_shot, Path::Nccl];
     let rules = tuned::rules(tuned, world_size, &paths).into_iter().chain(built_in).collect();
-    PathTable::new(world_size, paths, rules, fallback)
+    PathTable::new(world_size, paths, rules, None)
 }
 
 /// The way in which NCCL executes a reduction.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::tuned::{self, TunedRange};
-use super::{Condition, Fallback, Path, PathTable, Rule};
+use super::{Condition, Path, PathTable, Rule};
 use crate::membership::roster::Member;
 use crate::schedule::cost::{LinkCost, LinkModel};
 use crate::schedule::{Algorithm, Hosts};
@@ -87,8 +87,7 @@ pub(crate) fn table(
     let within = if matches!(links, Links::Sockets(_)) { UNIX } else { SHARED };
     let model =
         LinkModel { within, between: TCP, receive: RECEIVE, switch: SWITCH, parallel: topology.parallel };
-    let fallback = Fallback::Cheapest { model, hosts: hosts.clone() };
-    let table = PathTable::new(hosts.world_size(), paths, rules, fallback)
+    let table = PathTable::new(hosts.world_size(), paths, rules, Some((model, hosts.clone())))
         .demanding(demand.map(|algorithm| links.path(algorithm)));
     let table = match links {
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),

@@ -1,7 +1,7 @@
 //! The path of a call, and the reason for it: one table for each group. Pure.
 //!
-//! A table is data: the paths of a group, rules in order of preference, and the decision where no rule applies. The first rule that
-//! fits a call decides it; a forced path, or an algorithm that the user demands, comes before all rules.
+//! A table is data: the paths of a group, rules in order of preference, and the costs of links. The first rule that fits a call
+//! decides it; a forced path, or an algorithm that the user demands, comes before all rules. Where no rule fits, the costs decide.
 //!
 //! `host` has the costs of links, by which calls on host memory are chosen, and `gpu` the limits for the memory of GPUs. A new path
 //! needs a new variant of [`Path`], its rules, and the backend that implements it.
@@ -142,8 +142,6 @@ pub(crate) struct Query {
     pub dtype: DType,
     /// Number of elements of the vector, or of one rank's chunk where [`Operation::is_chunked`].
     pub count: usize,
-    /// Number of ranks of the group.
-    pub world_size: usize,
 }
 
 impl Query {
@@ -169,25 +167,6 @@ pub struct PathChoice {
     pub expected: Option<Duration>,
 }
 
-/// The decision for calls that no rule fits.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Fallback {
-    /// This path executes every call.
-    Always {
-        /// The path.
-        path: Path,
-        /// The reason.
-        because: &'static str,
-    },
-    /// The algorithm whose schedule costs the least time on these links.
-    Cheapest {
-        /// The costs of the links.
-        model: LinkModel,
-        /// The ranks by host.
-        hosts: Hosts,
-    },
-}
-
 /// The paths of a group, and the rules that choose one.
 #[derive(Clone, Debug)]
 pub(crate) struct PathTable {
@@ -197,7 +176,8 @@ pub(crate) struct PathTable {
     unavailable: Vec<(Path, String)>,
     /// The rules, in order of preference.
     rules: Vec<Rule>,
-    fallback: Fallback,
+    /// The costs of the links, and the ranks by host: calls that no rule fits take the schedule that costs the least time.
+    costs: Option<(LinkModel, Hosts)>,
     /// The path that the user demands for every operation that supports it.
     demand: Option<Path>,
     forced: Option<Path>,
@@ -210,39 +190,36 @@ enum Decision {
     Demanded,
     /// The rule with this index.
     Rule(usize),
-    Always(&'static str),
     Cheapest,
 }
 
 impl PathTable {
     /// Creates the table of a group with one path for every call.
     pub(crate) fn single(path: Path, world_size: usize, because: &'static str) -> Self {
-        Self::new(world_size, vec![path], Vec::new(), Fallback::Always { path, because })
+        Self::new(world_size, vec![path], vec![Rule::always(path, because)], None)
     }
 
-    /// Creates the table of a group with these paths. The first rule that fits a call decides it. A group of one rank has only
-    /// [`Path::Local`], regardless of the arguments.
+    /// Creates the table of a group with these paths. The first rule that fits a call decides it: the last one is without conditions,
+    /// or there are `costs`. A group of one rank has only [`Path::Local`], regardless of the arguments.
     ///
     /// # Panics
-    /// When a rule or `fallback` names a path that is not among `paths`.
-    pub(crate) fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, fallback: Fallback) -> Self {
-        if world_size == 1 {
-            let alone = Fallback::Always { path: Path::Local, because: "one rank alone has nothing to send" };
-            return Self::of(1, vec![Path::Local], Vec::new(), alone);
-        }
-        let named = rules.iter().map(|rule| rule.path);
-        let always = match fallback {
-            Fallback::Always { path, .. } => Some(path),
-            Fallback::Cheapest { .. } => None,
+    /// When a rule names a path that is not among `paths`.
+    pub(crate) fn new(
+        world_size: usize,
+        paths: Vec<Path>,
+        rules: Vec<Rule>,
+        costs: Option<(LinkModel, Hosts)>,
+    ) -> Self {
+        let (paths, rules, costs) = if world_size == 1 {
+            let alone = Rule::always(Path::Local, "one rank alone has nothing to send");
+            (vec![Path::Local], vec![alone], None)
+        } else {
+            (paths, rules, costs)
         };
-        for path in named.chain(always) {
-            assert!(paths.contains(&path), "the table chooses {path}, which the group does not have");
+        for Rule { path, .. } in &rules {
+            assert!(paths.contains(path), "the table chooses {path}, which the group does not have");
         }
-        Self::of(world_size, paths, rules, fallback)
-    }
-
-    fn of(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, fallback: Fallback) -> Self {
-        Self { world_size, paths, unavailable: Vec::new(), rules, fallback, demand: None, forced: None }
+        Self { world_size, paths, unavailable: Vec::new(), rules, costs, demand: None, forced: None }
     }
 
     /// Records a path that the group might have had, and the reason why it does not have it.
@@ -298,12 +275,9 @@ impl PathTable {
     pub(crate) fn describe(&self) -> Vec<(Path, String)> {
         let taken = |path: Path| {
             let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
-            let fallback = match self.fallback {
-                Fallback::Always { path: always, because } if always == path => Some(because.to_owned()),
-                Fallback::Cheapest { .. } if path.is_costed() => Some("where it costs least".to_owned()),
-                _ => None,
-            };
-            let taken = rules.chain(fallback).collect::<Vec<_>>().join("; ");
+            let is_costed = self.costs.is_some() && path.is_costed();
+            let cheapest = is_costed.then(|| "where it costs least".to_owned());
+            let taken = rules.chain(cheapest).collect::<Vec<_>>().join("; ");
             if taken.is_empty() {
                 "only if forced, or if `ryz tune` measured it as the fastest".to_owned()
             } else {
@@ -316,19 +290,18 @@ impl PathTable {
 
     /// Returns the path of a call. It depends on nothing that differs between ranks.
     pub(crate) fn path(&self, operation: Operation, dtype: DType, count: usize) -> Path {
-        self.decide(&Query { operation, dtype, count, world_size: self.world_size }).0
+        self.decide(&Query { operation, dtype, count }).0
     }
 
     /// Returns the path with the reason.
     pub(crate) fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
-        let query = Query { operation, dtype, count, world_size: self.world_size };
+        let query = Query { operation, dtype, count };
         let (path, because) = self.decide(&query);
         let expected = self.estimate(path, &query);
         let mut reason = match because {
             Decision::Forced => "it is forced".to_owned(),
             Decision::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
             Decision::Rule(index) => self.rules[index].because.clone(),
-            Decision::Always(because) => because.to_owned(),
             Decision::Cheapest if self.paths.iter().filter(|path| path.suits(operation)).count() == 1 => {
                 format!("no other path has {}", operation.name())
             }
@@ -363,19 +336,15 @@ impl PathTable {
         if let Some(told) = self.forced.or(self.demand).filter(|path| path.takes(query)) {
             return (told, if self.forced.is_some() { Decision::Forced } else { Decision::Demanded });
         }
-        let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.holds(query);
+        let fits =
+            |rule: &Rule| rule.when.is_empty() || (self.is_eligible(rule.path, query) && rule.holds(query));
         if let Some(index) = self.rules.iter().position(fits) {
             return (self.rules[index].path, Decision::Rule(index));
         }
-        match &self.fallback {
-            Fallback::Always { path, because } => (*path, Decision::Always(because)),
-            Fallback::Cheapest { model, hosts } => {
-                let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
-                let cheapest = costed.min_by_key(|path| cost(**path, query, model, hosts));
-                // Every operation has an algorithm.
-                (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Decision::Cheapest)
-            }
-        }
+        let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
+        let cheapest = costed.min_by_key(|path| self.estimate(**path, query));
+        // Every operation has an algorithm.
+        (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Decision::Cheapest)
     }
 
     /// Returns true if rules may choose this path. While a path is forced, the peer-memory kernels are not chosen, not even for
@@ -384,21 +353,13 @@ impl PathTable {
         path.takes(query) && !(self.forced.is_some() && matches!(path, Path::PeerMemory(_)))
     }
 
-    /// Returns the cost model's estimate for a path.
+    /// Returns the cost model's estimate for a path; `None` if its payloads do not go over links.
     fn estimate(&self, path: Path, query: &Query) -> Option<Duration> {
-        match &self.fallback {
-            Fallback::Cheapest { model, hosts } => cost(path, query, model, hosts),
-            Fallback::Always { .. } => None,
-        }
+        let Query { operation, dtype, count } = *query;
+        let ((model, hosts), algorithm) = self.costs.as_ref().zip(path.schedule())?;
+        // A barrier has no data, and always the same cost.
+        let (count, size) = if operation == Operation::Barrier { (0, 1) } else { (count, dtype.size()) };
+        let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
+        Some(estimate(spec, hosts, size, model))
     }
-}
-
-/// Returns the expected time of a call; `None` for a path whose payloads do not go over links.
-fn cost(path: Path, query: &Query, model: &LinkModel, hosts: &Hosts) -> Option<Duration> {
-    let Query { operation, dtype, count, .. } = *query;
-    let algorithm = path.schedule()?;
-    // A barrier has no data, and always the same cost.
-    let (count, size) = if operation == Operation::Barrier { (0, 1) } else { (count, dtype.size()) };
-    let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
-    Some(estimate(spec, hosts, size, model))
 }

@@ -9,7 +9,7 @@ use super::{Path, Query};
 pub(crate) struct Rule {
     /// The path.
     pub path: Path,
-    /// Conditions, all of which must hold.
+    /// Conditions, all of which must hold. A rule without any decides every call, and is the last.
     pub when: Vec<Condition>,
     /// The reason for the preference.
     pub because: String,
@@ -33,6 +33,11 @@ pub(crate) enum Condition {
 }
 
 impl Rule {
+    /// Returns the rule that this path executes every call that no rule before it fits.
+    pub(super) fn always(path: Path, because: &str) -> Self {
+        Self { path, when: Vec::new(), because: because.into(), is_measured: false }
+    }
+
     /// Returns true if it may decide an all-reduce.
     pub(super) fn suits_all_reduce(&self) -> bool {
         let other =
@@ -70,11 +75,11 @@ impl fmt::Display for Condition {
     }
 }
 
-/// Describes the calls that the rule fits.
+/// Describes the calls that the rule fits: without conditions, by the reason.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.when.is_empty() {
-            return f.write_str("always");
+            return f.write_str(&self.because);
         }
         for (index, condition) in self.when.iter().enumerate() {
             write!(f, "{}{condition}", if index == 0 { "" } else { ", " })?;

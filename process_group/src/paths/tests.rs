@@ -129,7 +129,7 @@ proptest! {
             (Some(_), _) => prop_assert!(choice.reason != "it is forced"),
             (None, Some(path)) if path.suits(operation) && table.all().contains(&path) => prop_assert_eq!(choice.path, path),
             (None, _) => {
-                let query = Query { operation, dtype, count, world_size };
+                let query = Query { operation, dtype, count };
                 let parts = if operation.is_chunked() { world_size } else { 1 };
                 let whole = (query.bytes() * parts) as u64;
                 let range = tuned.iter().find(|range| {
@@ -225,8 +225,8 @@ fn one_more_path_is_one_more_rule() {
         because: "it is quick for little".into(),
         is_measured: false,
     };
-    let fallback = Fallback::Always { path: Path::Nccl, because: "it can do everything" };
-    let table = PathTable::new(8, vec![Path::Local, Path::Nccl], vec![quick], fallback);
+    let rest = Rule::always(Path::Nccl, "it can do everything");
+    let table = PathTable::new(8, vec![Path::Local, Path::Nccl], vec![quick, rest], None);
     let choice = check(&table, SUM, DType::F32, 1000);
     assert_eq!((choice.path, choice.reason.as_str()), (Path::Local, "it is quick for little"));
     assert_eq!(check(&table, SUM, DType::F32, 1 << 20).path, Path::Nccl);
