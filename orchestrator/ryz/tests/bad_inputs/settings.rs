@@ -273,7 +273,7 @@ pub(crate) fn joining() -> Vec<Case> {
             .variable("WORLD_SIZE", "2")
             .variable("RANK", "0"),
         check(&["MASTER_ADDR is set, but MASTER_PORT is not"]).variable("MASTER_ADDR", "127.0.0.1"),
-        master(&["MASTER_ADDR is set, but RANK is not", "set RANK and WORLD_SIZE"]),
+        master(&["MASTER_ADDR is set, but RANK is not", "set RANK and WORLD_SIZE", "unset MASTER_ADDR"]),
         master(&["RANK is 2, but WORLD_SIZE is 2"]).variable("RANK", "2"),
         master(&["RANK is `x`, not a whole number"]).variable("RANK", "x"),
         master(&["RANK is `4294967296`, not a whole number"]).variable("RANK", "4294967296"),

@@ -476,41 +476,6 @@ fn a_taken_port_is_named_with_what_to_do() {
 }
 
 #[test]
-fn a_program_that_cannot_be_run_is_refused_before_anything_starts() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let plain = folder.path().join("plain");
-    std::fs::write(&plain, "").expect("written");
-    for (program, expected) in [
-        ("no-such-program-here", "not on the PATH"),
-        ("/no/such/program", "No such file"),
-        (plain.to_str().expect("a path"), "not executable"),
-        (folder.path().to_str().expect("a path"), "is a folder"),
-    ] {
-        let output = Run::new(&["launch", "--world-size", "2", "--", program], &[]).finish();
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{stderr}");
-        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{stderr}");
-    }
-}
-
-#[test]
-fn wrong_settings_are_refused_with_code_2() {
-    for (arguments, expected) in [
-        (&["launch", "--world-size", "0"][..], "--world-size"),
-        (&["launch"], "--world-size N"),
-        (&["launch", "-n", "2", "--timeout", "soon"], "--timeout"),
-        (&["launch", "-n", "1", "--nnodes", "2"], "2 nodes"),
-        (&["launch", "-n", "1", "--config", "/no/such.toml"], "/no/such.toml"),
-        (&["launch", "--no-such-flag"], "--no-such-flag"),
-    ] {
-        let output = Run::new(arguments, &[]).finish();
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
-    }
-}
-
-#[test]
 fn settings_shown_as_a_file_give_the_same_settings_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("again.toml");
