@@ -120,7 +120,11 @@ pub(crate) fn configs() -> Vec<Case> {
         set("num_hidden_layers", "3", &["model.layers.2.", "in none of the weight files", "the same model"]),
         set("vocab_size", "200", &["expected shape [200, 48], found [100, 48]", "is config.json that of"]),
         set("hidden_size", "64", &["expected shape", "found"]),
-        set("intermediate_size", "32", &["mlp.", "expected shape", "is config.json that of these weights?"]),
+        set(
+            "intermediate_size",
+            "32",
+            &["mlp.", "expected shape", "24", "32", "is config.json that of these weights?"],
+        ),
         set("attention_bias", "true", &["q_proj.bias", "in none of the weight files"]),
         set(
             "hidden_size",
