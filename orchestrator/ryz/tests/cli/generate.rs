@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, logits, world_sizes};
+use ryzanstein_tests::gpu::need;
 use ryzanstein_tests::{distance, greatest};
 
 use crate::support::{Run, text};
@@ -15,15 +16,14 @@ struct Outcome {
 }
 
 /// Generates 25 tokens from a fixture's prompt on `ranks` processes.
-fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
+fn generate(fixture: &str, ranks: usize, backend: &str, more: &[&str]) -> Outcome {
     let out = tempfile::tempdir().expect("a temporary folder");
     let file = out.path().join("logits.safetensors");
     let expected = Expected::read(fixture);
     let prompt: Vec<String> = expected.prompt.iter().map(ToString::to_string).collect();
     let (model, ranks, prompt) = (folder(fixture), ranks.to_string(), prompt.join(","));
     let mut arguments = vec!["generate", "--model", model.to_str().expect("a path"), "--world-size", &ranks];
-    // On processors, whatever GPUs this machine has.
-    arguments.extend(["--backend", "tcp"]);
+    arguments.extend(["--backend", backend]);
     arguments.extend(["--token-ids", &prompt, "--max-new-tokens", "25", "--logits-out"]);
     arguments.push(file.to_str().expect("a path"));
     arguments.extend(more);
@@ -37,11 +37,17 @@ fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
     Outcome { tokens, logits: got, difference }
 }
 
+/// Compares a fixture's logits and tokens with those of `transformers`.
+fn compare(fixture: &str, ranks: usize, backend: &str) {
+    let outcome = generate(fixture, ranks, backend, &["--dtype", "f32"]);
+    assert!(outcome.difference <= 1e-4, "{fixture} on {ranks}: {:e}", outcome.difference);
+    assert_eq!(outcome.tokens, Expected::read(fixture).tokens, "{fixture} on {ranks}");
+}
+
+/// On processors, whatever GPUs this machine has.
 fn every_fixture(ranks: usize) {
     for fixture in fixtures().filter(|f| world_sizes(f).contains(&ranks)) {
-        let outcome = generate(fixture, ranks, &["--dtype", "f32"]);
-        assert!(outcome.difference <= 1e-4, "{fixture} on {ranks}: {:e}", outcome.difference);
-        assert_eq!(outcome.tokens, Expected::read(fixture).tokens, "{fixture} on {ranks}");
+        compare(fixture, ranks, "tcp");
     }
 }
 
@@ -71,10 +77,19 @@ fn eight_ranks_compute_what_transformers_does() {
 }
 
 #[test]
+#[ignore = "needs 1 GPU"]
+fn processes_with_a_gpu_each_compute_what_transformers_does() {
+    let gpus = need(1);
+    for ranks in [1, 2, 4].into_iter().filter(|ranks| *ranks <= gpus) {
+        compare("llama-gqa", ranks, "nccl");
+    }
+}
+
+#[test]
 fn sixteen_bit_models_in_their_own_type_stay_within_five_hundredths() {
     for fixture in ["llama-gqa", "qwen2", "llama3-rope"] {
         for ranks in [1, 4] {
-            let outcome = generate(fixture, ranks, &[]);
+            let outcome = generate(fixture, ranks, "tcp", &[]);
             assert!(outcome.difference <= 5e-2, "{fixture} on {ranks}: {:e}", outcome.difference);
             assert_eq!(outcome.tokens, Expected::read(fixture).tokens, "{fixture} on {ranks}");
         }
@@ -242,7 +257,7 @@ fn ranks_in_different_time_zones_get_one_prompt_from_a_template_that_asks_for_th
 #[test]
 fn penalties_keep_tokens_from_coming_again() {
     let tokens = |more: &[&str]| {
-        let outcome = generate("llama-mha", 2, more);
+        let outcome = generate("llama-mha", 2, "tcp", more);
         let distinct: std::collections::BTreeSet<u32> = outcome.tokens.iter().copied().collect();
         (outcome.tokens.len(), distinct.len())
     };
@@ -395,10 +410,10 @@ fn stages_that_do_not_fit_are_refused_before_anything_is_started() {
 #[test]
 fn stages_generate_what_one_does_with_the_same_logits() {
     for (ranks, stages) in [(2, "2"), (4, "2")] {
-        let whole = generate("llama-gqa", ranks / 2, &["--dtype", "f32"]);
+        let whole = generate("llama-gqa", ranks / 2, "tcp", &["--dtype", "f32"]);
         for more in [&[][..], &["--load-from-root"]] {
             let more = [&["--dtype", "f32", "--pipeline-parallel", stages][..], more].concat();
-            let divided = generate("llama-gqa", ranks, &more);
+            let divided = generate("llama-gqa", ranks, "tcp", &more);
             assert_eq!(divided.tokens, whole.tokens, "{ranks} ranks, {more:?}");
             assert_eq!(divided.logits, whole.logits, "{ranks} ranks, {more:?}");
         }
