@@ -1,8 +1,8 @@
-//! Joining of ranks: secrets, ranks that never come, unauthenticated clients, restarts, several nodes, other launchers.
+//! Joining of ranks: secrets, ranks that never come, restarts, several nodes, other launchers.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 
-use crate::support::{Run, eventually, report, text};
+use crate::support::{Run, report, text};
 
 #[test]
 fn a_process_with_another_secret_is_told_so() {
@@ -36,29 +36,6 @@ fn a_rank_that_ends_without_joining_is_named_without_waiting_for_the_deadline() 
     assert_eq!(output.status.code(), Some(1));
     let cause = report(&output)["first_failure"]["cause"].to_string();
     assert!(cause.contains("rank 1 exited with code 0 without joining"), "{cause}");
-}
-
-#[test]
-fn garbage_and_half_open_connections_do_not_disturb_a_job() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    let script =
-        format!("while [ ! -e \"$GO\" ]; do sleep 0.02; done; exec {} check", env!("CARGO_BIN_EXE_ryz"));
-    let folder = tempfile::tempdir().expect("a folder");
-    let go = folder.path().join("go");
-    let run = Run::new(
-        &["launch", "-n", "2", "--rendezvous", &free.to_string(), "--", "sh", "-c", &script],
-        &[("GO", go.to_str().expect("a path"))],
-    );
-    let first = eventually(|| TcpStream::connect(free).ok()).expect("the rendezvous listens");
-    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(free).expect("connected")).collect();
-    for _ in 0..20 {
-        let mut stream = TcpStream::connect(free).expect("connected");
-        let _ = std::io::Write::write_all(&mut stream, &[0xa5; 9000]);
-    }
-    std::fs::write(&go, "").expect("written");
-    let output = run.finish();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    drop((first, silent));
 }
 
 #[test]
