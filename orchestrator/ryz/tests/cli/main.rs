@@ -17,6 +17,7 @@ mod output;
 mod panics;
 mod plan;
 mod reference;
+mod spans;
 mod status;
 mod suites;
 mod support;

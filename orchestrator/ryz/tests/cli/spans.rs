@@ -1,10 +1,9 @@
-//! Spans of a job: in an OpenTelemetry collector, and on a profiler's time line.
+//! Spans of a job in an OpenTelemetry collector.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
@@ -15,9 +14,10 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
+use ryzanstein_tests::fixtures::folder;
 use tonic::{Request, Response, Status};
 
-const LONG: Duration = Duration::from_secs(300);
+use crate::support::Run;
 
 type Requests = Arc<Mutex<Vec<ExportTraceServiceRequest>>>;
 
@@ -104,26 +104,11 @@ fn number(attributes: &[KeyValue], key: &str) -> Option<i64> {
 
 /// Two ranks generate four tokens.
 fn generate(environment: &[(&str, &str)]) -> Output {
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/llama-mha");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ryz"))
-        .args(["generate", "--model", model, "--token-ids", "1,2,3", "--max-new-tokens", "4", "--ignore-end"])
-        .args(["-n", "2", "--backend", "tcp"])
-        .env("RYZ_JOB__NAME", "spanned")
-        .envs(environment.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("ryz starts");
-    let until = Instant::now() + LONG;
-    while child.try_wait().expect("waited").is_none() {
-        if Instant::now() > until {
-            let _ = child.kill();
-            panic!("ryz does not end: {:?}", child.wait_with_output());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    child.wait_with_output().expect("its output")
+    let model = folder("llama-mha");
+    let mut arguments = vec!["generate", "--model", model.to_str().expect("a path"), "--token-ids", "1,2,3"];
+    arguments.extend(["--max-new-tokens", "4", "--ignore-end", "-n", "2", "--backend", "tcp"]);
+    let environment = [&[("RYZ_JOB__NAME", "spanned")], environment].concat();
+    Run::new(&arguments, &environment).finish()
 }
 
 fn succeeded(output: &Output) {
