@@ -42,13 +42,33 @@ proptest! {
         m in 1usize..70, k in 1usize..1300, n in 1usize..140, threads in 1usize..4,
     ) {
         for set in instruction_set::supported() {
-            for dtypes in [[DType::BF16; 2], [DType::F32, DType::BF16], [DType::F16; 2], [DType::F32; 2]] {
+            for dtypes in [[DType::BF16; 2], [DType::F32, DType::BF16], [DType::F16; 2], [DType::F32, DType::F16], [DType::F32; 2]] {
                 // Tiles are 32 deep.
                 for k in [k, k.next_multiple_of(32)] {
                     let error = error(set, threads, dtypes, [m, k, n]);
                     prop_assert!(error < 2.0, "{set}, {dtypes:?}, {m} x {k} x {n}, {threads} threads: {error}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn products_of_whole_numbers_are_exact_over_several_blocks_and_threads() {
+    for [m, k, n] in [[1, 512, 1024], [3, 512, 1024], [40, 608, 1000]] {
+        let whole = |count: usize, seed: usize| -> Vec<f32> {
+            (0..count).map(|i| ((i * 7 + i / 5 + seed) % 9) as f32 - 4.0).collect()
+        };
+        let (x, w, bias) = (whole(m * k, 1), whole(n * k, 2), whole(n, 3));
+        let sum = |r: usize, i: usize| -> f32 {
+            x[r * k..][..k].iter().zip(&w[i * k..][..k]).map(|(x, w)| x * w).sum()
+        };
+        let want: Vec<f32> = (0..m * n).map(|at| sum(at / n, at % n) + bias[at % n]).collect();
+        let [x, w] = [x, w].map(|values| Storage::rounded(values, DType::BF16).unwrap());
+        for set in instruction_set::supported() {
+            let (products, threads) = (Products::new(set), Threads::new(2, "test"));
+            let got = products.multiply::<f32>(&threads, (&[&x], &w), Some(&bias), [m, k, n]);
+            assert!(*got == want, "{set}, {m} x {k} x {n}");
         }
     }
 }
