@@ -57,6 +57,8 @@ mod rotary;
 pub mod shard;
 mod storage;
 mod tensor;
+#[cfg(test)]
+mod testing;
 mod threads;
 
 pub use attention::{CacheSize, KvCache};

@@ -134,23 +134,18 @@ impl TextModel {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use ryzanstein_process_group::{ProcessGroup, Rank};
+    use ryzanstein_process_group::Rank;
     use serde_json::json;
 
     use super::*;
     use crate::error::{ConfigurationError, RequestError};
-
-    fn fixture() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha")
-    }
+    use crate::testing::{fixture, on_loopback};
 
     /// Creates the fixture with a tokenizer of a hundred words that marks spaces, as in Llama 2 and Mistral.
     fn words() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for file in ["config.json", "model.safetensors"] {
-            std::fs::copy(fixture().join(file), folder.path().join(file)).unwrap();
+            std::fs::copy(fixture("llama-mha").join(file), folder.path().join(file)).unwrap();
         }
         let vocab: serde_json::Map<_, _> = (0..100).map(|id| (format!("▁w{id}"), json!(id))).collect();
         let space =
@@ -165,16 +160,6 @@ mod tests {
         folder
     }
 
-    /// Runs `work` on two ranks and returns their results.
-    fn on_two<T: Send>(work: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
-        std::thread::scope(|scope| {
-            let work = &work;
-            let start = |mut group| scope.spawn(move || work(&mut group));
-            let ranks: Vec<_> = ProcessGroup::loopback(2).into_iter().map(start).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    }
-
     fn options() -> GenerateOptions {
         GenerateOptions { max_new_tokens: 5, ignore_end: true, ..GenerateOptions::default() }
     }
@@ -182,7 +167,7 @@ mod tests {
     #[test]
     fn the_first_word_of_a_completion_keeps_its_space() {
         let folder = words();
-        let texts = on_two(|group| {
+        let texts = on_loopback(2, |group| {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             let prompt = model.tokenizer().encode("w3 w4").unwrap();
             let tokens = model.model().generate(&prompt, &options(), group).unwrap().tokens;
@@ -195,13 +180,13 @@ mod tests {
     #[test]
     fn a_text_ends_before_the_stop_strings_of_the_model_unless_ends_are_ignored() {
         let folder = words();
-        let whole = on_two(|group| {
+        let whole = on_loopback(2, |group| {
             TextModel::load(folder.path(), None, group).unwrap().complete("w3 w4", &options(), group).unwrap()
         });
         let third = whole[0].split(' ').nth(3).unwrap();
         let generation = json!({ "stop_strings": [third, "no such text"] });
         std::fs::write(folder.path().join("generation_config.json"), generation.to_string()).unwrap();
-        let texts = on_two(|group| {
+        let texts = on_loopback(2, |group| {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             let ending = GenerateOptions { ignore_end: false, ..options() };
             [&ending, &options()].map(|options| model.complete("w3 w4", options, group).unwrap())
@@ -213,7 +198,7 @@ mod tests {
     #[test]
     fn a_chat_has_the_same_answer_on_every_rank() {
         let folder = words();
-        let answers = on_two(|group| {
+        let answers = on_loopback(2, |group| {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             model.chat(&[Message::user("w9")], &options(), group).unwrap()
         });
@@ -225,7 +210,7 @@ mod tests {
         let folder = words();
         let template = "{{ raise_exception('no') if messages[0].content == 'bad' else messages[0].content }}";
         std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
-        let outcomes = on_two(|group| {
+        let outcomes = on_loopback(2, |group| {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             let text = ["w9", "bad"][group.rank().index()];
             let error = model.chat(&[Message::user(text)], &options(), group).unwrap_err();
@@ -239,7 +224,7 @@ mod tests {
     fn a_model_without_a_template_completes_text_and_says_why_it_does_not_chat() {
         let folder = words();
         std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
-        for error in on_two(|group| {
+        for error in on_loopback(2, |group| {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             model.complete("w3", &options(), group).unwrap();
             model.chat(&[Message::user("w9")], &options(), group).unwrap_err()
@@ -251,7 +236,7 @@ mod tests {
     #[test]
     fn prompts_or_options_that_differ_are_refused_on_every_rank_and_the_group_stays_usable() {
         let folder = words();
-        for (errors, texts) in on_two(|group| {
+        for (errors, texts) in on_loopback(2, |group| {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             let me = group.rank().index();
             let prompt = ["w3 w4", "w3 w5"][me];
@@ -275,7 +260,7 @@ mod tests {
     fn a_rank_whose_tokenizer_is_missing_or_another_fails_all() {
         let (good, bad) = (words(), words());
         let load = || {
-            on_two(|group| {
+            on_loopback(2, |group| {
                 let folder = if group.rank() == Rank(1) { &bad } else { &good };
                 TextModel::load(folder.path(), None, group).unwrap_err()
             })
@@ -284,7 +269,7 @@ mod tests {
             |error: &Error| matches!(error, Error::Configuration(ConfigurationError::DifferentModels { .. }));
         std::fs::write(bad.path().join("chat_template.jinja"), "another").unwrap();
         assert!(load().iter().all(differ));
-        std::fs::copy(fixture().join("tokenizer.json"), bad.path().join("tokenizer.json")).unwrap();
+        std::fs::copy(fixture("llama-mha/tokenizer.json"), bad.path().join("tokenizer.json")).unwrap();
         assert!(load().iter().all(differ));
         std::fs::remove_file(bad.path().join("tokenizer.json")).unwrap();
         let errors = load();

@@ -13,6 +13,7 @@ use crate::compute::{Host, SlotMapping, instruction_set};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::Error;
 use crate::mlp::ParallelMlp;
+use crate::testing::on_loopback;
 
 const WORLDS: [usize; 5] = [1, 2, 3, 4, 8];
 const HIDDEN: usize = 24;
@@ -33,26 +34,17 @@ fn run(
     calls: &[(&str, u64)],
     body: impl Fn(&mut Loader<'_>, &mut ProcessGroup) -> Result<Tensor> + Sync,
 ) -> Vec<Tensor> {
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
-            .into_iter()
-            .map(|mut group| {
-                let body = &body;
-                scope.spawn(move || {
-                    let mut source = MemorySource { tensors };
-                    let mut loader = Loader::new(&mut source, group.rank().index(), world_size, DType::F32);
-                    let result = body(&mut loader, &mut group).unwrap();
-                    let profile = group.profile();
-                    for (name, count) in calls {
-                        assert_eq!(profile.calls(name), *count, "{name}, world {world_size}");
-                    }
-                    let expected: u64 = calls.iter().map(|c| c.1).sum();
-                    assert_eq!(profile.rows().iter().map(|r| r.calls).sum::<u64>(), expected);
-                    result
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    on_loopback(world_size, |group| {
+        let mut source = MemorySource { tensors };
+        let mut loader = Loader::new(&mut source, group.rank().index(), world_size, DType::F32);
+        let result = body(&mut loader, group).unwrap();
+        let profile = group.profile();
+        for (name, count) in calls {
+            assert_eq!(profile.calls(name), *count, "{name}, world {world_size}");
+        }
+        let expected: u64 = calls.iter().map(|c| c.1).sum();
+        assert_eq!(profile.rows().iter().map(|r| r.calls).sum::<u64>(), expected);
+        result
     })
 }
 
@@ -163,23 +155,16 @@ fn row_parallel(x: &Tensor, weight: &Tensor, world_size: usize, numerics: Numeri
     let (dtype, shape) = (weight.dtype(), [weight.rows(), weight.columns()]);
     let whole = Tensor::new(&shape, weight.values().unwrap().into_owned(), dtype).unwrap();
     let weights = HashMap::from([("l.weight".to_owned(), whole)]);
-    std::thread::scope(|scope| {
-        let ranks = ProcessGroup::loopback(world_size).into_iter().map(|mut group| {
-            let weights = &weights;
-            scope.spawn(move || {
-                let compute = Host::with_numerics(1, instruction_set::current(), numerics);
-                let rank = group.rank().index();
-                let mut source = MemorySource { tensors: weights };
-                let mut loader = Loader::new(&mut source, rank, world_size, dtype).on(&compute);
-                let options = RowOptions { input_is_parallel: false, ..RowOptions::default() };
-                let layer = RowParallelLinear::load(&mut loader, "l", shape.into(), options).unwrap();
-                let values = layer.forward(x, &compute, &mut group).unwrap().values().unwrap().into_owned();
-                let calls = group.profile();
-                let [all_to_alls, all_gathers] = ["all_to_all", "all_gather"].map(|name| calls.calls(name));
-                Product { values, all_to_alls, all_gathers }
-            })
-        });
-        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    on_loopback(world_size, |group| {
+        let compute = Host::with_numerics(1, instruction_set::current(), numerics);
+        let mut source = MemorySource { tensors: &weights };
+        let mut loader = Loader::new(&mut source, group.rank().index(), world_size, dtype).on(&compute);
+        let options = RowOptions { input_is_parallel: false, ..RowOptions::default() };
+        let layer = RowParallelLinear::load(&mut loader, "l", shape.into(), options).unwrap();
+        let values = layer.forward(x, &compute, group).unwrap().values().unwrap().into_owned();
+        let calls = group.profile();
+        let [all_to_alls, all_gathers] = ["all_to_all", "all_gather"].map(|name| calls.calls(name));
+        Product { values, all_to_alls, all_gathers }
     })
 }
 

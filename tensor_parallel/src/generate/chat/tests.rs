@@ -1,6 +1,7 @@
 use serde_json::{Map, json};
 
 use super::*;
+use crate::testing::fixture;
 
 /// The output of `tests/fixtures/chat/make.py`.
 #[derive(Deserialize)]
@@ -64,12 +65,8 @@ fn difference(name: &str, got: Result<String, ChatError>, expected: &Outcome) ->
     })
 }
 
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/chat")
-}
-
 fn expected() -> Expected {
-    serde_json::from_slice(&std::fs::read(fixtures().join("expected.json")).unwrap()).unwrap()
+    serde_json::from_slice(&std::fs::read(fixture("chat/expected.json")).unwrap()).unwrap()
 }
 
 /// Creates a folder with this `tokenizer_config.json`.
@@ -93,7 +90,7 @@ fn prompts_are_those_of_transformers() {
     let Expected { now, bos_token, eos_token, cases, .. } = expected();
     assert!(cases.len() >= 30);
     for Case { template: name, messages, outcome } in cases {
-        let text = std::fs::read_to_string(fixtures().join(&name)).unwrap();
+        let text = std::fs::read_to_string(fixture("chat").join(&name)).unwrap();
         let template = open(&json!({
             "chat_template": text,
             "bos_token": bos_token,

@@ -2,7 +2,6 @@
 //! the usual names, and other tests compare their logits with those of transformers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -10,13 +9,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
+use crate::testing::{fixture, on_loopback};
 
 /// Type, shape and bytes of tensors, by name.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
-}
 
 /// Creates a folder with the settings and weights of a fixture, changed.
 fn changed(name: &str, change: impl FnOnce(&mut Value, &mut Tensors)) -> TempDir {
@@ -59,13 +55,7 @@ fn logits(folder: &Path) -> Result<Vec<f32>> {
         let mut cache = model.cache(3)?;
         Ok(model.forward(&[1, 2, 3], &mut cache, group)?.values()?.into_owned())
     };
-    let run = |is_from_root| {
-        std::thread::scope(|scope| {
-            let start = |mut group| scope.spawn(move || load(&mut group, is_from_root));
-            let ranks: Vec<_> = ProcessGroup::loopback(2).into_iter().map(start).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
-        })
-    };
+    let run = |is_from_root| on_loopback(2, |group| load(group, is_from_root)).swap_remove(0);
     let read = run(false)?;
     assert_eq!(run(true)?, read);
     Ok(read)

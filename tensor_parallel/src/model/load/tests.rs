@@ -14,6 +14,7 @@ use crate::compute::{AttentionCall, Batch, Host, LayerCache, SlotMapping};
 use crate::model::{Passes, TensorSpec, footprint};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
+use crate::testing::{fixture, on_loopback};
 
 /// A host with memory for a limited number of long-lived arrays, as a GPU may have.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Compute for Scant {
 
 /// Loads on four ranks from rank 0, with the `compute` of rank `broken` failing. Returns the result of each rank.
 fn load(broken: usize, compute: impl Fn() -> Result<Box<dyn Compute>> + Sync) -> Vec<Error> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
+    let folder = fixture("llama-mha");
     let mut config = Config::default();
     config.process_group.backend = BackendChoice::Tcp;
     // A rank that waits for a failed one waits this long.
@@ -134,7 +135,7 @@ fn a_rank_that_fails_while_weights_are_sent_leaves_nobody_waiting() {
 
 #[test]
 fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
+    let folder = fixture("llama-mha");
     let mut groups = ProcessGroup::loopback(1);
     let group = &mut groups[0];
     let mut logits = |compute: Box<dyn Compute>| {
@@ -150,13 +151,8 @@ fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
 
 #[test]
 fn ranks_with_different_arithmetic_all_fail_and_name_both() {
-    let compare = |sets: [&str; 2]| -> Vec<Result<()>> {
-        std::thread::scope(|scope| {
-            let ranks = ProcessGroup::loopback(2).into_iter().zip(sets);
-            let ranks =
-                ranks.map(|(mut group, set)| scope.spawn(move || compare_arithmetic(set.into(), &mut group)));
-            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
+    let compare = |sets: [&str; 2]| {
+        on_loopback(2, |group| compare_arithmetic(sets[group.rank().index()].into(), group))
     };
     let sets = ["fast numerics and avx2", "invariant numerics and avx2"];
     for (outcome, [mine, theirs]) in compare(sets).into_iter().zip([[0, 1], [1, 0]]) {
@@ -218,7 +214,7 @@ fn the_footprint_is_what_loading_and_the_cache_really_take() {
 
 #[test]
 fn a_footprint_is_refused_where_loading_or_the_cache_would_be() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
+    let folder = fixture("llama-mha");
     let config = LlamaConfig::from_folder(&folder).unwrap();
     let error = footprint(&config, 3, DType::F32, 1, 1).unwrap_err().to_string();
     assert!(error.contains("world size 3 does not divide 8 attention heads; legal sizes"), "{error}");
