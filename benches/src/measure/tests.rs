@@ -1,20 +1,8 @@
 //! Whole measurements among threads, correct and faulty.
 
-use super::*;
+use ryzanstein_tests::on_loopback;
 
-/// Runs `rank_main` on every rank of a loopback group.
-fn on_ranks<R: Send>(n: usize, rank_main: impl Fn(&mut ProcessGroup) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = ProcessGroup::loopback(n)
-            .into_iter()
-            .map(|mut group| {
-                let rank_main = &rank_main;
-                scope.spawn(move || rank_main(&mut group))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
-    })
-}
+use super::*;
 
 fn case(what: Collective, dtype: DType) -> Case {
     Case { dtype, ..Case::new(what, 30_000, 7) }
@@ -31,7 +19,7 @@ fn every_operation_and_type_is_right_and_the_same_on_all_ranks() {
                         continue;
                     }
                     let case = Case { out_of_place, ..usual };
-                    let figures = on_ranks(n, |group| measure(group, &mut Host, &case).unwrap());
+                    let figures = on_loopback(n, |group| measure(group, &mut Host, &case).unwrap());
                     let first = &figures[0];
                     assert_eq!((first.errors, first.latency.calls), (0, 7), "{case:?} of {n}");
                     assert!(figures.iter().all(|f| f.latency == first.latency), "{case:?} of {n}");
@@ -55,7 +43,7 @@ fn calls_that_do_nothing_twice_the_thing_or_a_single_byte_too_much_are_counted_a
                 };
                 measure_calls(group, &mut Host, &case, faulty).unwrap().errors
             };
-            let of_ranks = on_ranks(2, measured);
+            let of_ranks = on_loopback(2, measured);
             assert_eq!(of_ranks[0], of_ranks[1], "errors are those of all ranks");
             of_ranks[0]
         };
@@ -125,7 +113,7 @@ impl Bench for Whole {
 fn chains_of_dependent_calls_are_right_for_every_operation_and_type() {
     for what in Collective::ALL {
         for dtype in DType::ALL {
-            let all = on_ranks(2, |group| measure(group, &mut Whole(Host), &case(what, *dtype)).unwrap());
+            let all = on_loopback(2, |group| measure(group, &mut Whole(Host), &case(what, *dtype)).unwrap());
             assert_eq!((all[0].errors, all[0].latency.calls), (0, MIN_SAMPLES), "{what} {dtype}");
         }
     }
