@@ -9,12 +9,10 @@ use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
-use ryzanstein_process_group::{
-    Buffer, BufferMut, GroupBuffer, ProcessGroup, ProcessGroupManager, Rank, ReduceOp,
-};
+use ryzanstein_process_group::{Buffer, BufferMut, GroupBuffer, ProcessGroup, Rank, ReduceOp};
 
 use crate::pattern::Pattern;
-use crate::{Small, config, on_hosts, with_ranks};
+use crate::{Small, config, in_good_order, on_hosts};
 
 /// Lengths of vectors and of chunks, on every path.
 const SHORT: [usize; 4] = [0, 1, 7, 1023];
@@ -341,10 +339,7 @@ pub fn conform(backend: BackendChoice, world_size: usize) {
 /// # Panics
 /// As there.
 pub fn conform_with(config: &Config, world_size: usize) {
-    with_ranks(config, world_size, |mut manager: ProcessGroupManager| {
-        run(manager.world());
-        manager.finalize().unwrap();
-    });
+    in_good_order(config, world_size, |manager| run(manager.world()));
 }
 
 /// The suite over TCP on ranks of these hosts.

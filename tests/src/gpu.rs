@@ -1,4 +1,4 @@
-//! Ranks on GPUs: as processes of their own, which can be killed.
+//! Ranks on GPUs: as threads, or as processes of their own, which can be killed.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
@@ -6,15 +6,23 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::DeviceConfig;
+use ryzanstein_config::{BackendChoice, DeviceConfig};
+use ryzanstein_process_group::ProcessGroup;
 use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 use ryzanstein_process_group::nvml::Nvml;
 use tempfile::TempDir;
 
+use crate::{config, in_good_order};
+
+/// CUDA, NCCL and the other libraries of GPUs, looked for where this process's variables say.
+pub fn libraries() -> Arc<Libraries> {
+    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
+    Arc::new(Libraries::find(&DeviceConfig::default(), &search))
+}
+
 /// The GPUs that CUDA shows; none without a driver.
 pub fn gpus() -> u32 {
-    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
-    Arc::new(Libraries::find(&DeviceConfig::default(), &search)).device_count().unwrap_or(0)
+    libraries().device_count().unwrap_or(0)
 }
 
 /// The number of GPUs, if there are so many. `scripts/gpu-suite` knows the words.
@@ -33,6 +41,14 @@ pub fn need(wanted: usize) -> usize {
 /// When there are not two.
 pub fn some_gpus() -> usize {
     need(2).min(4)
+}
+
+/// Runs `job` on as many GPUs, each with a rank that is a thread, and returns the results.
+///
+/// # Panics
+/// As [`in_good_order`].
+pub fn on_gpus<R: Send>(world_size: usize, job: impl Fn(&mut ProcessGroup) -> R + Sync) -> Vec<R> {
+    in_good_order(&config(BackendChoice::Nccl), world_size, |manager| job(manager.world()))
 }
 
 /// Ranks that are processes, ended when this is dropped.

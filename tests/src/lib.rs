@@ -55,6 +55,22 @@ pub fn with_ranks<R: Send>(
     })
 }
 
+/// [`with_ranks`], whose ranks then leave in good order.
+///
+/// # Panics
+/// As there, and when a rank cannot leave.
+pub fn in_good_order<R: Send>(
+    config: &Config,
+    world_size: usize,
+    job: impl Fn(&mut ProcessGroupManager) -> R + Sync,
+) -> Vec<R> {
+    with_ranks(config, world_size, |mut manager| {
+        let result = job(&mut manager);
+        manager.finalize().expect("every rank leaves");
+        result
+    })
+}
+
 /// Like [`with_ranks`], but hands over what became of the initialisation.
 ///
 /// # Panics

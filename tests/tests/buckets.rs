@@ -6,7 +6,7 @@ use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::{
     BucketOptions, BucketedReducer, DType, Element, Error, Parameter, ProcessGroup, Rank, ReduceOp,
 };
-use ryzanstein_tests::{config, on_loopback, with_ranks};
+use ryzanstein_tests::{config, in_good_order, on_loopback, with_ranks};
 
 /// A model of two element types, whose last parameter is larger than a bucket of [`small`].
 fn model() -> Vec<Parameter> {
@@ -75,7 +75,7 @@ fn is_as_alone<T: Value>(
 #[test]
 fn buckets_give_the_same_bits_as_an_all_reduce_of_each_parameter() {
     for (world_size, op) in [(1, ReduceOp::Avg), (2, ReduceOp::Avg), (3, ReduceOp::Sum), (4, ReduceOp::Avg)] {
-        with_ranks(&config(BackendChoice::Tcp), world_size, |mut manager| {
+        in_good_order(&config(BackendChoice::Tcp), world_size, |manager| {
             let group = manager.world();
             let (me, model) = (group.rank().index(), model());
             let mut reducer = BucketedReducer::new(group, &model, &small(op)).unwrap();
@@ -100,14 +100,13 @@ fn buckets_give_the_same_bits_as_an_all_reduce_of_each_parameter() {
                     }
                 }
             }
-            manager.finalize().unwrap();
         });
     }
 }
 
 #[test]
 fn a_parameter_that_a_rank_leaves_out_counts_as_zeros_where_that_is_allowed() {
-    let unused = with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    let unused = in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         let group = manager.world();
         let me = group.rank().index();
         let model = [Parameter::new::<f32>("expert", 4), Parameter::new::<f32>("shared", 4)];
@@ -125,7 +124,6 @@ fn a_parameter_that_a_rank_leaves_out_counts_as_zeros_where_that_is_allowed() {
             assert_eq!(reducer.gradient::<f32>(0).unwrap(), [1.0; 4], "of one rank alone");
             assert_eq!(reducer.gradient::<f32>(1).unwrap(), [3.0; 4]);
         }
-        manager.finalize().unwrap();
         names
     });
     for (rank, steps) in unused.iter().enumerate() {
@@ -153,7 +151,7 @@ fn ranks_that_register_different_parameters_are_told_of_each_other() {
 
 #[test]
 fn a_reducer_refuses_another_group_than_its_own() {
-    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 2, |manager| {
         let mut other = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
         let model = [Parameter::new::<f32>("weight", 1)];
         let mut reducer = BucketedReducer::new(manager.world(), &model, &BucketOptions::default()).unwrap();
@@ -161,7 +159,6 @@ fn a_reducer_refuses_another_group_than_its_own() {
         assert!(error.to_string().contains("pass the group that it was made with"), "{error}");
         reducer.mark_ready(manager.world(), 0).unwrap();
         reducer.finish(manager.world()).unwrap();
-        manager.finalize().unwrap();
     });
 }
 

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::{Error, ProcessGroup, ReduceOp, WireType};
-use ryzanstein_tests::{config, on_loopback, with_ranks};
+use ryzanstein_tests::{config, in_good_order, on_loopback};
 
 fn rounded(wire: WireType, value: f32) -> f32 {
     match wire {
@@ -40,7 +40,7 @@ fn is_as_defined(group: &mut ProcessGroup, length: usize, op: ReduceOp, wire: Wi
 #[test]
 fn every_rank_gets_the_bits_of_the_definition() {
     for world_size in 1..=4 {
-        with_ranks(&config(BackendChoice::Tcp), world_size, |mut manager| {
+        in_good_order(&config(BackendChoice::Tcp), world_size, |manager| {
             for length in [0, 1, 3, 1023, 100_003] {
                 for wire in [WireType::Bf16, WireType::F16] {
                     for op in [ReduceOp::Sum, ReduceOp::Avg] {
@@ -48,7 +48,6 @@ fn every_rank_gets_the_bits_of_the_definition() {
                     }
                 }
             }
-            manager.finalize().unwrap();
         });
     }
 }

@@ -6,7 +6,7 @@ use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{
     Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Result,
 };
-use ryzanstein_tests::{SOON, config, encrypted, sockets, try_ranks, with_ranks};
+use ryzanstein_tests::{SOON, config, encrypted, in_good_order, sockets, try_ranks, with_ranks};
 
 /// Ranks make the calls that `call` gives each; all must fail, none with a result, and say what `words` says.
 fn mismatch(n: usize, words: &[&str], call: impl Fn(&mut ProcessGroup) -> Result<()> + Sync) {
@@ -309,7 +309,7 @@ fn a_message_of_another_length_is_an_error() {
 
 #[test]
 fn wrong_arguments_are_refused_before_anything_is_sent() {
-    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         let group = manager.world();
         let refused = |result: Result<()>, words: &str| {
             let error = result.unwrap_err();
@@ -328,13 +328,12 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
         let mut x = [1u8];
         group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
         assert_eq!(x, [3]);
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn an_exchange_that_is_refused_takes_no_number() {
-    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 2, |manager| {
         let group = manager.world();
         let (me, other) = (group.rank(), Rank(1 - group.rank().0));
         let mut got = [0u32];
@@ -349,7 +348,6 @@ fn an_exchange_that_is_refused_takes_no_number() {
             group.recv(&mut got, other).unwrap();
         }
         assert_eq!(got, [7]);
-        manager.finalize().unwrap();
     });
 }
 

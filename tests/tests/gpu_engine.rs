@@ -7,17 +7,12 @@ use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::cudarc::driver::{CudaContext, CudaStream, sys};
-use ryzanstein_process_group::device::{Device, DeviceBuffer, Libraries, LibrarySearch};
+use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager, ReduceOp};
 use ryzanstein_tests::config;
-use ryzanstein_tests::gpu::need;
+use ryzanstein_tests::gpu::{libraries, need};
 
 const COUNT: usize = 1 << 22;
-
-fn libraries() -> Arc<Libraries> {
-    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
-    Arc::new(Libraries::find(&DeviceConfig::default(), &search))
-}
 
 fn adopt(stream: &Arc<CudaStream>) -> Device {
     Device::from_cudarc(stream.context(), stream, &libraries(), &DeviceConfig::default()).unwrap()

@@ -11,7 +11,7 @@ use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};
-use ryzanstein_tests::{SOON, config, encrypted, on_hosts, same_bits, sockets, with_ranks};
+use ryzanstein_tests::{SOON, config, encrypted, in_good_order, on_hosts, same_bits, sockets, with_ranks};
 use serde::{Deserialize, Serialize};
 
 /// The doctor measures between the first ranks of three hosts.
@@ -30,7 +30,7 @@ fn every_two_hosts_are_measured_in_both_directions() {
 
 #[test]
 fn asynchronous_work_runs_in_order_and_gives_its_buffer_back() {
-    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         let group = manager.world();
         let works: Vec<_> = (0..20)
             .map(|i| group.all_reduce_async(vec![i as f32; 1000 + i], ReduceOp::Sum).unwrap())
@@ -42,13 +42,12 @@ fn asynchronous_work_runs_in_order_and_gives_its_buffer_back() {
         for (i, work) in works.into_iter().enumerate() {
             assert_eq!(work.wait().unwrap(), vec![3.0 * i as f32; 1000 + i]);
         }
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn work_overlaps_with_what_its_caller_does() {
-    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 2, |manager| {
         let group = manager.world();
         let me = group.rank();
         let other = Rank(1 - me.0);
@@ -60,7 +59,6 @@ fn work_overlaps_with_what_its_caller_does() {
             let work = group.send_async(b"hello".to_vec(), other).unwrap();
             work.wait().unwrap();
         }
-        manager.finalize().unwrap();
     });
 }
 
@@ -91,7 +89,7 @@ fn what_was_sent_arrives_while_its_sender_does_something_else() {
 
 #[test]
 fn many_tensors_go_in_few_messages() {
-    with_ranks(&config(BackendChoice::Tcp), 4, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 4, |manager| {
         let me = i64::from(manager.rank().0);
         let group = manager.world();
         let before = group.profile().calls("all_reduce");
@@ -108,7 +106,6 @@ fn many_tensors_go_in_few_messages() {
             assert_eq!(*v, vec![6 * i as i64; 7]);
         }
         assert_eq!(group.profile().calls("all_reduce") - before, 2, "one message for each element type");
-        manager.finalize().unwrap();
     });
 }
 
@@ -120,7 +117,7 @@ enum Thing {
 
 #[test]
 fn values_of_any_kind_are_broadcast_and_gathered() {
-    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         let me = manager.rank().0;
         let group = manager.world();
         let thing = Thing::Named {
@@ -136,7 +133,6 @@ fn values_of_any_kind_are_broadcast_and_gathered() {
         let all = group.gather_metrics(&metrics).unwrap();
         assert_eq!(all.len(), 3);
         assert_eq!(all[&Rank(2)]["m2"], 2.0);
-        manager.finalize().unwrap();
     });
 }
 
@@ -145,7 +141,7 @@ fn a_layout_gives_every_rank_its_groups() {
     let mut config = config(BackendChoice::Tcp);
     config.layout.pipeline_parallel = NonZeroU32::new(2).unwrap();
     config.layout.data_parallel = NonZeroU32::new(2).unwrap();
-    with_ranks(&config, 8, |mut manager| {
+    in_good_order(&config, 8, |manager| {
         let me = manager.rank().0;
         let numbers = |ranks: &[Rank]| ranks.iter().map(|r| r.0).collect::<Vec<_>>();
         assert_eq!(numbers(manager.tensor_parallel().members()), [me / 2 * 2, me / 2 * 2 + 1]);
@@ -160,13 +156,12 @@ fn a_layout_gives_every_rank_its_groups() {
         manager.data_parallel().all_reduce(&mut sum, ReduceOp::Max).unwrap();
         manager.world().all_reduce(&mut sum, ReduceOp::Max).unwrap();
         assert_eq!(sum, [13]);
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn any_list_of_ranks_makes_a_group_in_the_order_given() {
-    with_ranks(&config(BackendChoice::Tcp), 4, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 4, |manager| {
         let me = manager.rank();
         for _ in 0..2 {
             let group = manager.new_group(&[Rank(3), Rank(0), Rank(2)]).unwrap();
@@ -179,19 +174,17 @@ fn any_list_of_ranks_makes_a_group_in_the_order_given() {
         }
         assert!(matches!(manager.new_group(&[Rank(0), Rank(0)]), Err(Error::Invalid(_))));
         assert!(matches!(manager.new_group(&[Rank(9)]), Err(Error::Invalid(_))));
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn one_rank_alone_needs_nobody() {
-    with_ranks(&config(BackendChoice::Tcp), 1, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 1, |manager| {
         let group = manager.tensor_parallel();
         let mut x = [3.0f32];
         group.all_reduce(&mut x, ReduceOp::Avg).unwrap();
         assert_eq!(x, [3.0]);
         assert_eq!(group.profile().rows()[0].path, "local");
-        manager.finalize().unwrap();
     });
 }
 
@@ -217,7 +210,7 @@ fn a_demanded_algorithm_is_taken_where_there_is_one() {
         [(config(BackendChoice::Tcp), Path::SharedMemory as fn(_) -> _), (sockets(), Path::Tcp)]
     {
         config.process_group.tcp.algorithm = "ring".into();
-        with_ranks(&config, 3, |mut manager| {
+        in_good_order(&config, 3, |manager| {
             let group = manager.world();
             group.all_reduce(&mut [0.0f32; 4], ReduceOp::Sum).unwrap();
             group.all_to_all(&mut [0.0f32; 3]).unwrap();
@@ -225,7 +218,6 @@ fn a_demanded_algorithm_is_taken_where_there_is_one() {
             let path = |op: &str| rows.iter().find(|r| r.op == op).unwrap().path.clone();
             assert_eq!(path("all_reduce"), link(Algorithm::Ring).to_string());
             assert_eq!(path("all_to_all"), link(Algorithm::Direct).to_string());
-            manager.finalize().unwrap();
         });
     }
 }
@@ -233,7 +225,7 @@ fn a_demanded_algorithm_is_taken_where_there_is_one() {
 #[test]
 fn the_path_that_is_explained_is_the_one_that_is_taken() {
     for n in [1, 3] {
-        with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+        in_good_order(&config(BackendChoice::Tcp), n, |manager| {
             let group = manager.world();
             let sum = Operation::AllReduce(ReduceOp::Sum);
             let mut forced = vec![None];
@@ -256,14 +248,13 @@ fn the_path_that_is_explained_is_the_one_that_is_taken() {
                 let error = group.explain(operation, DType::F32, count).unwrap_err().to_string();
                 assert!(error.contains(said), "{error}");
             }
-            manager.finalize().unwrap();
         });
     }
 }
 
 #[test]
 fn the_profile_counts_calls_and_bytes_by_class() {
-    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 2, |manager| {
         let group = manager.world();
         for _ in 0..10 {
             group.all_reduce(&mut [1.0f32; 256], ReduceOp::Sum).unwrap();
@@ -280,19 +271,16 @@ fn the_profile_counts_calls_and_bytes_by_class() {
                 && rows[0].max_us >= rows[0].p99_us
         );
         assert!((rows[0].busbw_gbs - rows[0].algbw_gbs).abs() < 1e-9, "the factor of two ranks is one");
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn a_monitored_barrier_names_the_latest_and_by_how_much() {
-    let reports = with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    let reports = in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         if manager.rank().0 == 1 {
             std::thread::sleep(Duration::from_millis(120));
         }
-        let report = manager.world().monitored_barrier(Duration::from_secs(30)).unwrap();
-        manager.finalize().unwrap();
-        report
+        manager.world().monitored_barrier(Duration::from_secs(30)).unwrap()
     });
     assert!(reports.iter().all(|r| *r == reports[0]), "all ranks hear the same");
     assert_eq!(reports[0][0].rank, Rank(1));
@@ -302,7 +290,7 @@ fn a_monitored_barrier_names_the_latest_and_by_how_much() {
 
 #[test]
 fn a_monitored_barrier_names_who_does_not_come_and_the_group_goes_on() {
-    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         let group = manager.world();
         if group.rank().0 != 2 {
             let error = group.monitored_barrier(Duration::from_millis(200)).unwrap_err();
@@ -311,14 +299,13 @@ fn a_monitored_barrier_names_who_does_not_come_and_the_group_goes_on() {
         let mut x = [1];
         group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
         assert_eq!(x, [3]);
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn seven_and_sixteen_ranks_sum_gather_and_exchange() {
     for n in [7, 16] {
-        with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+        in_good_order(&config(BackendChoice::Tcp), n, |manager| {
             let me = manager.rank().0;
             let group = manager.world();
             for path in group.paths() {
@@ -334,7 +321,6 @@ fn seven_and_sixteen_ranks_sum_gather_and_exchange() {
                 group.all_to_all(&mut all).unwrap();
                 assert_eq!(all, vec![me; n]);
             }
-            manager.finalize().unwrap();
         });
     }
 }
@@ -342,7 +328,7 @@ fn seven_and_sixteen_ranks_sum_gather_and_exchange() {
 #[test]
 fn neighbours_that_all_send_first_do_not_wait_for_each_other() {
     // The long messages do not fit the sockets: they are taken in, in pieces, while their receiver sends.
-    with_ranks(&sockets(), 4, |mut manager| {
+    in_good_order(&sockets(), 4, |manager| {
         let group = manager.world();
         let (me, n) = (group.rank().0, 4);
         for (round, length) in [300_000, 1, 70_000, 1_000_000, 12_345].into_iter().enumerate() {
@@ -362,13 +348,12 @@ fn neighbours_that_all_send_first_do_not_wait_for_each_other() {
             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             assert!(sum.iter().all(|v| *v == n));
         }
-        manager.finalize().unwrap();
     });
 }
 
 #[test]
 fn messages_that_come_early_wait_for_their_receiver() {
-    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+    in_good_order(&config(BackendChoice::Tcp), 3, |manager| {
         let group = manager.world();
         let me = group.rank().0;
         // Larger than any socket buffer, everybody sending first, and a collective in between.
@@ -382,7 +367,6 @@ fn messages_that_come_early_wait_for_their_receiver() {
             group.recv(&mut got, Rank(from)).unwrap();
             assert!(got.iter().all(|x| *x == from));
         }
-        manager.finalize().unwrap();
     });
 }
 
@@ -407,10 +391,10 @@ proptest! {
             // Every bit pattern of the upper half, NaNs and infinities among them.
             f32::from_bits((s.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32) as u32)
         };
-        let results = with_ranks(&config, n, |mut manager| {
+        let results = in_good_order(&config, n, |manager| {
             let me = manager.rank().0;
             let group = manager.world();
-            let result = if half {
+            if half {
                 let mut x: Vec<half::bf16> = (0..count).map(|i| half::bf16::from_f32(value(me, i))).collect();
                 group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 x.iter().map(|v| f32::from(*v)).collect()
@@ -418,9 +402,7 @@ proptest! {
                 let mut x: Vec<f32> = (0..count).map(|i| value(me, i)).collect();
                 group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 x
-            };
-            manager.finalize().unwrap();
-            result
+            }
         });
         for other in &results[1..] {
             prop_assert!(same_bits(&results[0], other));

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::slice;
 use std::sync::Arc;
 
-use ryzanstein_config::{BackendChoice, Config, InstructionSet, Numerics};
+use ryzanstein_config::{BackendChoice, InstructionSet, Numerics};
 use ryzanstein_process_group::{DType, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute::{PAGE_SIZE, instruction_set};
@@ -17,8 +17,8 @@ use ryzanstein_tensor_parallel::{
 };
 use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
-use ryzanstein_tests::gpu::gpus;
-use ryzanstein_tests::{config, on_loopback, sockets, with_ranks};
+use ryzanstein_tests::gpu::{gpus, on_gpus};
+use ryzanstein_tests::{config, in_good_order, on_loopback, sockets, with_ranks};
 
 /// Logits by position.
 type Rows = BTreeMap<usize, Vec<u32>>;
@@ -181,7 +181,7 @@ fn sequences_that_come_and_go_in_few_pages_have_the_logits_of_each_alone() {
 fn sequences_that_come_and_go_in_few_pages_have_the_logits_of_each_alone_on_gpus() {
     let set = instruction_set::current();
     for dtype in [DType::BF16, DType::F32] {
-        on_gpus(1, &config(BackendChoice::Nccl), |group| check_scheduled(dtype, set, group));
+        on_gpus(1, |group| check_scheduled(dtype, set, group));
     }
 }
 
@@ -287,7 +287,7 @@ fn every_fixture_has_its_own_bits_in_passes_of_all_kinds_at_every_world_size() {
 #[test]
 #[ignore = "needs a GPU"]
 fn every_fixture_has_its_own_bits_on_every_number_of_gpus() {
-    check_fixtures(gpus() as usize, |ranks, run| on_gpus(ranks, &config(BackendChoice::Nccl), run));
+    check_fixtures(gpus() as usize, |ranks, run| on_gpus(ranks, run));
 }
 
 #[test]
@@ -308,26 +308,17 @@ fn logits_are_the_same_on_every_number_of_gpus_batch_chunking_and_path() {
             assert!(greedy(&model, &prompts, 3, group) == each, "a batch of {}, {dtype}", prompts.len());
             (whole, each)
         };
-        let alone = on_gpus(1, &config(BackendChoice::Nccl), run).remove(0);
+        let alone = on_gpus(1, run).remove(0);
         for size in legal_world_sizes(&shape, gpus() as usize, Numerics::Invariant) {
             for peer_memory in [true, false] {
                 let mut config = config(BackendChoice::Nccl);
                 config.process_group.peer_memory = peer_memory;
-                for got in on_gpus(size, &config, run) {
+                for got in in_good_order(&config, size, |manager| run(manager.world())) {
                     assert!(got == alone, "{size} GPUs, {dtype}, peer memory {peer_memory}");
                 }
             }
         }
     }
-}
-
-/// Runs `job` on the GPUs of this machine, one rank each.
-fn on_gpus<R: Send>(ranks: usize, config: &Config, job: impl Fn(&mut ProcessGroup) -> R + Sync) -> Vec<R> {
-    with_ranks(config, ranks, |mut manager| {
-        let result = job(manager.world());
-        manager.finalize().unwrap();
-        result
-    })
 }
 
 #[test]

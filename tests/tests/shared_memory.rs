@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::ReduceOp;
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_tests::{config, on_hosts, with_ranks};
+use ryzanstein_tests::{config, in_good_order, on_hosts};
 
 /// One test at a time: they look at what the process holds.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -38,7 +38,7 @@ fn held_at_rest() -> [usize; 3] {
 
 /// Makes a group of threads, uses it, and tells what is held meanwhile.
 fn use_a_group(n: usize) -> [usize; 3] {
-    let during = with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+    let during = in_good_order(&config(BackendChoice::Tcp), n, |manager| {
         let group = manager.world();
         assert!(group.paths().iter().any(|path| matches!(path, Path::SharedMemory(_))), "it shares memory");
         for call in 0..1000usize {
@@ -49,7 +49,6 @@ fn use_a_group(n: usize) -> [usize; 3] {
         group.barrier().expect("all come");
         let held = held();
         group.barrier().expect("all come");
-        manager.finalize().expect("it leaves");
         held
     });
     during[0]
@@ -82,7 +81,7 @@ fn resident() -> usize {
 #[test]
 fn a_hundred_thousand_calls_take_no_more_memory_than_ten_thousand() {
     let _alone = ALONE.lock().expect("the other test passes");
-    let held = with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+    let held = in_good_order(&config(BackendChoice::Tcp), 2, |manager| {
         let group = manager.world();
         let mut seen = Vec::new();
         for call in 0..=100_000usize {
@@ -98,7 +97,6 @@ fn a_hundred_thousand_calls_take_no_more_memory_than_ten_thousand() {
             group.all_reduce(&mut x, ReduceOp::Sum).expect("it reduces");
             assert!(x.iter().all(|x| *x == 2.0));
         }
-        manager.finalize().expect("it leaves");
         seen
     });
     let [(before, early), (after, late)] = held[0][..] else { panic!("rank 0 looked twice") };

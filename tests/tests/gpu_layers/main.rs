@@ -5,25 +5,15 @@ mod attention;
 mod models;
 mod products;
 
-use std::sync::Arc;
-
 use ryzanstein_config::{DeviceConfig, Numerics};
-use ryzanstein_process_group::device::{Device, Libraries, LibrarySearch};
+use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{DType, LocalRank};
 use ryzanstein_tensor_parallel::attention::Rotary;
 use ryzanstein_tensor_parallel::compute::{CHOSEN, PAGE_SIZE, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Cuda, Host, Tensor};
+use ryzanstein_tests::gpu::libraries;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-
-fn libraries() -> Arc<Libraries> {
-    let search = LibrarySearch::from_variables(|name| std::env::var(name).ok());
-    Arc::new(Libraries::find(&DeviceConfig::default(), &search))
-}
-
-fn gpus() -> usize {
-    libraries().device_count().unwrap() as usize
-}
 
 fn cuda() -> Cuda {
     cuda_with(Numerics::Fast)

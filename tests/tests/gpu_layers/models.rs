@@ -13,26 +13,16 @@ use ryzanstein_tensor_parallel::{
 };
 use ryzanstein_tests::batch::{greedy, mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures};
-use ryzanstein_tests::{config, distance, greatest, on_loopback, with_ranks};
+use ryzanstein_tests::gpu::{need, on_gpus};
+use ryzanstein_tests::{config, distance, greatest, in_good_order, on_loopback};
 
 use super::*;
 
 // ---- whole models --------------------------------------------------------------------------------------------------
 
 fn world_sizes(name: &str) -> Vec<usize> {
-    let most = gpus().min(8);
+    let most = need(1).min(8);
     legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), most, Numerics::Fast)
-}
-
-fn on_gpus<R: Send>(
-    world_size: usize,
-    job: impl Fn(&mut ryzanstein_process_group::ProcessGroup) -> R + Sync,
-) -> Vec<R> {
-    with_ranks(&config(BackendChoice::Nccl), world_size, |mut manager| {
-        let result = job(manager.world());
-        manager.finalize().unwrap();
-        result
-    })
 }
 
 #[track_caller]
@@ -362,7 +352,7 @@ fn a_request_to_a_model_finds_every_kernel_compiled_and_no_call_of_the_first_pas
         let mut config = config(BackendChoice::Nccl);
         config.device.kernel_cache = Some(cache.path().to_owned());
         let kernels = || std::fs::read_dir(cache.path()).unwrap().count();
-        with_ranks(&config, gpus().min(2), |mut manager| {
+        in_good_order(&config, need(1).min(2), |manager| {
             let group = manager.world();
             let model = Llama::load(&folder("llama-gqa"), Some(dtype), group).unwrap();
             assert_eq!(group.profile().calls("all_reduce"), 0);
@@ -373,7 +363,6 @@ fn a_request_to_a_model_finds_every_kernel_compiled_and_no_call_of_the_first_pas
             model.generate(&[1, 2, 3, 4, 5, 6, 7], &options, group).unwrap();
             group.barrier().unwrap();
             assert_eq!(kernels(), before, "{dtype}");
-            manager.finalize().unwrap();
         });
     }
 }
