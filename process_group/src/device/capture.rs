@@ -6,6 +6,7 @@
 use cudarc::driver::sys;
 
 use super::captured::{self, Own};
+use super::context::driver_call;
 use super::error::DeviceError;
 use super::graph::Graph;
 use super::stream::Stream;
@@ -62,9 +63,7 @@ impl Capture {
         let (context, of) = (stream.context(), stream.own());
         let place = Stream::new(context)?;
         // SAFETY: the stream lives.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(place.own().stream, RELAXED)) };
-        context.check("cuStreamBeginCapture", code)?;
+        unsafe { driver_call!(context, cuStreamBeginCapture_v2(place.own().stream, RELAXED)) }?;
         captured::begin(of, place.own().stream);
         Ok(Self { of, place: Some(place) })
     }

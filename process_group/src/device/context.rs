@@ -9,6 +9,19 @@ use super::driver::Driver;
 use super::error::DeviceError;
 use super::symbols::foreign;
 
+/// Makes a context's GPU current and calls a function of the driver: `driver_call!(context, cuEventRecord(event, stream))`. Returns its
+/// error, which names the function.
+macro_rules! driver_call {
+    ($context:expr, $function:ident($($argument:expr),* $(,)?)) => {{
+        let context: &$crate::device::context::Context = &$context;
+        context.bind().and_then(|()| {
+            let code = foreign!(driver, context.driver.$function($($argument),*));
+            context.check(stringify!($function).trim_end_matches("_v2"), code)
+        })
+    }};
+}
+pub(super) use driver_call;
+
 /// The context of a GPU and the driver's functions, which everything on the GPU needs.
 ///
 /// The context is cudarc's, which releases it with the last of its users. Calls of this crate use the driver's table: one call
@@ -63,11 +76,9 @@ impl Context {
 
     /// Returns the free bytes and all bytes. Both include other processes.
     pub(super) fn free_and_total(&self) -> Result<(u64, u64), DeviceError> {
-        self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both pointers are to live integers, and a context is current.
-        let code = unsafe { foreign!(driver, self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total)) };
-        self.check("cuMemGetInfo", code)?;
+        unsafe { driver_call!(self, cuMemGetInfo_v2(&raw mut free, &raw mut total)) }?;
         Ok((free as u64, total as u64))
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, sys};
 
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::driver::NOT_READY;
 use super::error::DeviceError;
 use super::stream::Stream;
@@ -46,11 +46,8 @@ impl Event {
     /// # Errors
     /// Those of the driver.
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        self.context.bind()?;
         // SAFETY: event and stream live.
-        let code =
-            unsafe { foreign!(driver, self.context.driver.cuEventRecord(self.handle(), stream.handle())) };
-        self.context.check("cuEventRecord", code)
+        unsafe { driver_call!(self.context, cuEventRecord(self.handle(), stream.handle())) }
     }
 
     /// In a capture: makes it a node of the graph, so that each launch sets it and it can be read outside the graph.
@@ -59,15 +56,10 @@ impl Event {
     /// Those of the driver.
     pub fn record_external(&self, stream: &Stream) -> Result<(), DeviceError> {
         const EXTERNAL: u32 = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
-        self.context.bind()?;
         // SAFETY: event and stream live, and flags are the driver's.
-        let code = unsafe {
-            foreign!(
-                driver,
-                self.context.driver.cuEventRecordWithFlags(self.handle(), stream.handle(), EXTERNAL)
-            )
-        };
-        self.context.check("cuEventRecordWithFlags", code)
+        unsafe {
+            driver_call!(self.context, cuEventRecordWithFlags(self.handle(), stream.handle(), EXTERNAL))
+        }
     }
 
     /// Returns true if the GPU has passed it. An event that was never recorded counts as passed.
@@ -111,20 +103,14 @@ impl Event {
     /// # Errors
     /// When one is not timed, not recorded or not done.
     pub fn since(&self, earlier: &Self) -> Result<Duration, DeviceError> {
-        self.context.bind()?;
         let mut milliseconds = 0.0f32;
         // SAFETY: both events live, the pointer is to a live number.
-        let code = unsafe {
-            foreign!(
-                driver,
-                self.context.driver.cuEventElapsedTime(
-                    &raw mut milliseconds,
-                    earlier.handle(),
-                    self.handle()
-                )
+        unsafe {
+            driver_call!(
+                self.context,
+                cuEventElapsedTime(&raw mut milliseconds, earlier.handle(), self.handle())
             )
-        };
-        self.context.check("cuEventElapsedTime", code)?;
+        }?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 }
@@ -157,12 +143,8 @@ impl Stream {
     /// # Errors
     /// Those of the driver.
     pub fn wait_event(&self, event: &Event) -> Result<(), DeviceError> {
-        let context = self.context();
-        context.bind()?;
         // SAFETY: stream and event live; flags must be zero.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuStreamWaitEvent(self.handle(), event.handle(), 0)) };
-        context.check("cuStreamWaitEvent", code)
+        unsafe { driver_call!(self.context(), cuStreamWaitEvent(self.handle(), event.handle(), 0)) }
     }
 }
 

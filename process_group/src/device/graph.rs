@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
 
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::error::DeviceError;
 use super::stream::Stream;
 use super::symbols::foreign;
@@ -51,12 +51,9 @@ impl Graph {
     /// # Errors
     /// Those of the driver.
     pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
-        self.context.bind()?;
         let _one_at_a_time = lock(&self.launching);
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
-        let code =
-            unsafe { foreign!(driver, self.context.driver.cuGraphLaunch(self.executable, stream.handle())) };
-        self.context.check("cuGraphLaunch", code)
+        unsafe { driver_call!(self.context, cuGraphLaunch(self.executable, stream.handle())) }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaModule, sys};
 use cudarc::nvrtc::Ptx;
 
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::error::DeviceError;
 use super::stream::Stream;
 use super::symbols::foreign;
@@ -186,20 +186,13 @@ impl Kernel {
             attrs: attributes.as_mut_ptr(),
             numAttrs: used as u32,
         };
-        let context = &self.context;
-        context.bind()?;
+        let (function, extra) = (self.function.cu_function(), std::ptr::null_mut());
         // SAFETY: config, attributes and arguments live through the call, which copies them; the rest is the caller's.
-        let code = unsafe {
-            foreign!(
-                driver,
-                context.driver.cuLaunchKernelEx(
-                    &raw const config,
-                    self.function.cu_function(),
-                    pointers.as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
+        unsafe {
+            driver_call!(
+                self.context,
+                cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), extra)
             )
-        };
-        context.check("cuLaunchKernelEx", code)
+        }
     }
 }

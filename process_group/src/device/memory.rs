@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::driver::OUT_OF_MEMORY;
 use super::error::DeviceError;
 use super::gpu::Device;
@@ -41,11 +41,8 @@ impl DeviceBuffer {
         let mut address = 0;
         if bytes > 0 {
             context.budget.take(bytes as u64)?;
-            let outcome = context.bind().and_then(|()| {
-                // SAFETY: the pointer is to a live integer, the size is not zero, and a context is current.
-                let code = unsafe { foreign!(driver, context.driver.cuMemAlloc_v2(&raw mut address, bytes)) };
-                context.check("cuMemAlloc", code)
-            });
+            // SAFETY: the pointer is to a live integer, the size is not zero, and a context is current.
+            let outcome = unsafe { driver_call!(context, cuMemAlloc_v2(&raw mut address, bytes)) };
             if let Err(error) = outcome {
                 context.budget.give_back(bytes as u64);
                 if error.code() == Some(OUT_OF_MEMORY) {

@@ -1,5 +1,6 @@
 //! Measures the bandwidth of a link between two GPUs.
 
+use super::context::driver_call;
 use super::error::DeviceError;
 use super::event::Event;
 use super::gpu::Device;
@@ -19,12 +20,10 @@ const COPIES: usize = 5;
 /// Those of the driver and of memory (256 MiB on each).
 pub fn peer_copy_gbs(from: &Device, to: &Device) -> Result<Option<f64>, DeviceError> {
     let context = &from.context;
-    context.bind()?;
     let mut reaches = 0;
     let (a, b) = (context.device(), to.context.device());
     // SAFETY: both devices are ones that the driver gave; the pointer is to a live integer.
-    let code = unsafe { foreign!(driver, context.driver.cuDeviceCanAccessPeer(&raw mut reaches, a, b)) };
-    context.check("cuDeviceCanAccessPeer", code)?;
+    unsafe { driver_call!(context, cuDeviceCanAccessPeer(&raw mut reaches, a, b)) }?;
     if reaches == 0 {
         return Ok(None);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{PinnedHostSlice, sys};
 
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::error::DeviceError;
 use super::gpu::Device;
 use super::symbols::Address;
@@ -69,16 +69,9 @@ impl PinnedBuffer {
     /// # Errors
     /// Those of the driver.
     pub fn device_address(&self) -> Result<Address, DeviceError> {
-        self.context.bind()?;
-        let mut address = 0;
+        let (mut address, memory) = (0, self.memory.cast());
         // SAFETY: allocated as mapped; the pointer is to a live integer; flags must be zero.
-        let code = unsafe {
-            foreign!(
-                driver,
-                self.context.driver.cuMemHostGetDevicePointer_v2(&raw mut address, self.memory.cast(), 0)
-            )
-        };
-        self.context.check("cuMemHostGetDevicePointer", code)?;
+        unsafe { driver_call!(self.context, cuMemHostGetDevicePointer_v2(&raw mut address, memory, 0)) }?;
         Ok(address)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use serde::{Deserialize, Serialize};
 
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::error::DeviceError;
 use super::gpu::Device;
 use super::memory::DeviceBuffer;
@@ -24,13 +24,9 @@ impl DeviceBuffer {
     /// # Errors
     /// Those of the driver: memory of an engine's pool has no handle, nor has any in some virtual machines.
     pub(crate) fn handle(&self, device: &Device) -> Result<MemoryHandle, DeviceError> {
-        let context = &device.context;
-        context.bind()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the pointer is to a live handle; the address is the start of an allocation of `cuMemAlloc`.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuIpcGetMemHandle(&raw mut handle, self.address())) };
-        context.check("cuIpcGetMemHandle", code)?;
+        unsafe { driver_call!(device.context, cuIpcGetMemHandle(&raw mut handle, self.address())) }?;
         Ok(MemoryHandle(handle.reserved.iter().map(|byte| *byte as u8).collect()))
     }
 }
@@ -53,15 +49,11 @@ impl MappedMemory {
             .try_into()
             .map_err(|_| DeviceError::invalid("a handle of shared memory has 64 bytes"))?;
         let context = &device.context;
-        context.bind()?;
         let handle = sys::CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
         // SAFETY: the pointer is to a live integer; CUDA refuses bytes that are no handle.
-        let code = unsafe {
-            foreign!(driver, context.driver.cuIpcOpenMemHandle_v2(&raw mut address, handle, flags))
-        };
-        context.check("cuIpcOpenMemHandle", code)?;
+        unsafe { driver_call!(context, cuIpcOpenMemHandle_v2(&raw mut address, handle, flags)) }?;
         Ok(Self { context: Arc::clone(context), address })
     }
 
@@ -73,12 +65,8 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        let closed = self.context.bind().and_then(|()| {
-            // SAFETY: opened by `open`, and closed once.
-            let code = unsafe { foreign!(driver, self.context.driver.cuIpcCloseMemHandle(self.address)) };
-            self.context.check("cuIpcCloseMemHandle", code)
-        });
-        if let Err(error) = closed {
+        // SAFETY: opened by `open`, and closed once.
+        if let Err(error) = unsafe { driver_call!(self.context, cuIpcCloseMemHandle(self.address)) } {
             tracing::debug!(%error, "memory of another process stays mapped");
         }
     }

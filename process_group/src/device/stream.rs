@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, sys};
 
 use super::captured::{Own, current};
-use super::context::Context;
+use super::context::{Context, driver_call};
 use super::driver::NOT_READY;
 use super::error::DeviceError;
 use super::symbols::Address;
@@ -94,12 +94,8 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let context = &self.inner.context;
-        context.bind()?;
         // SAFETY: by the caller's promise.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.handle())) };
-        context.check("cuMemcpyDtoDAsync", code)
+        unsafe { driver_call!(self.inner.context, cuMemcpyDtoDAsync_v2(to, from, bytes, self.handle())) }
     }
 
     /// Enqueues a copy from the host.
@@ -110,14 +106,9 @@ impl Stream {
         if from.is_empty() {
             return Ok(());
         }
-        let context = &self.inner.context;
-        context.bind()?;
-        let pointer = from.as_ptr().cast::<c_void>();
+        let (pointer, bytes) = (from.as_ptr().cast::<c_void>(), from.len());
         // SAFETY: by the caller's promise; the length is that of the slice.
-        let code = unsafe {
-            foreign!(driver, context.driver.cuMemcpyHtoDAsync_v2(to, pointer, from.len(), self.handle()))
-        };
-        context.check("cuMemcpyHtoDAsync", code)
+        unsafe { driver_call!(self.inner.context, cuMemcpyHtoDAsync_v2(to, pointer, bytes, self.handle())) }
     }
 
     /// Enqueues a copy to the host.
@@ -128,14 +119,9 @@ impl Stream {
         if to.is_empty() {
             return Ok(());
         }
-        let context = &self.inner.context;
-        context.bind()?;
-        let pointer = to.as_mut_ptr().cast::<c_void>();
+        let (pointer, bytes) = (to.as_mut_ptr().cast::<c_void>(), to.len());
         // SAFETY: by the caller's promise; the length is that of the slice.
-        let code = unsafe {
-            foreign!(driver, context.driver.cuMemcpyDtoHAsync_v2(pointer, from, to.len(), self.handle()))
-        };
-        context.check("cuMemcpyDtoHAsync", code)
+        unsafe { driver_call!(self.inner.context, cuMemcpyDtoHAsync_v2(pointer, from, bytes, self.handle())) }
     }
 
     /// Enqueues filling `bytes` bytes with `value`.
@@ -146,12 +132,8 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let context = &self.inner.context;
-        context.bind()?;
         // SAFETY: by the caller's promise.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuMemsetD8Async(at, value, bytes, self.handle())) };
-        context.check("cuMemsetD8Async", code)
+        unsafe { driver_call!(self.inner.context, cuMemsetD8Async(at, value, bytes, self.handle())) }
     }
 }
 
