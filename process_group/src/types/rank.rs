@@ -2,14 +2,12 @@
 
 use std::fmt;
 
-use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 macro_rules! ordinal {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Pod, Zeroable, Serialize, Deserialize)]
-        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
         #[serde(transparent)]
         pub struct $name(pub $inner);
 

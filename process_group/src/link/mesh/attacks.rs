@@ -263,7 +263,7 @@ fn who_proves_nothing_at_the_unix_socket_keeps_nobody_out() {
 
 #[test]
 fn a_rank_that_looks_for_another_epoch_or_rank_is_refused() {
-    let others = [link(Epoch(1)), LinkId { to: Rank(2), ..link(EPOCH) }];
+    let others = [link(Epoch(1)), LinkId::new(EPOCH, "world", Rank(1), Rank(2))];
     for (encryption, id) in BOTH.into_iter().flat_map(|encryption| others.map(|id| (encryption, id))) {
         refuses(encryption, &["epoch"], async |address| {
             let refused = dial(address, OURS, security(encryption), id).await.unwrap_err();

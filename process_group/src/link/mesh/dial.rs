@@ -62,7 +62,7 @@ impl Dialler {
                         last = Some(error);
                     }
                     Err(why) if why.is_final() => {
-                        return Err(Unreached::Refused { rank: id.to, address, why });
+                        return Err(Unreached::Refused { rank: Rank(id.to), address, why });
                     }
                     Err(error) => (refused_since, last) = (None, Some(error)),
                 }
@@ -70,7 +70,7 @@ impl Dialler {
             }
         };
         let reached = timeout_at(deadline.into(), attempts).await;
-        reached.unwrap_or_else(|_| Err(Unreached::Late { rank: id.to, address, last }))
+        reached.unwrap_or_else(|_| Err(Unreached::Late { rank: Rank(id.to), address, last }))
     }
 
     /// Returns when it is clear that the rank has ended.

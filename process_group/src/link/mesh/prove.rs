@@ -16,18 +16,18 @@ use crate::types::rank::{Epoch, Rank};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct LinkId {
-    pub(super) epoch: Epoch,
+    epoch: u64,
     /// Digest of the group's name.
-    pub(super) group: [u8; 32],
+    group: [u8; 32],
     /// The dialling rank, as a global rank.
-    pub(super) from: Rank,
+    from: u32,
     /// The accepting rank, as a global rank.
-    pub(super) to: Rank,
+    pub(super) to: u32,
 }
 
 impl LinkId {
     pub(super) fn new(epoch: Epoch, group: &str, from: Rank, to: Rank) -> Self {
-        Self { epoch, group: Sha256::digest(group.as_bytes()).into(), from, to }
+        Self { epoch: epoch.0, group: Sha256::digest(group.as_bytes()).into(), from: from.0, to: to.0 }
     }
 }
 
@@ -87,8 +87,9 @@ impl Prover {
                 return Ok(None);
             };
             let id: LinkId = bytemuck::pod_read_unaligned(&dialler.hello);
-            if id.epoch != epoch || id.to != me {
-                return Err(LinkError::WrongRank { to: id.to, epoch: id.epoch, me, current: epoch });
+            let (to, of) = (Rank(id.to), Epoch(id.epoch));
+            if of != epoch || to != me {
+                return Err(LinkError::WrongRank { to, epoch: of, me, current: epoch });
             }
             Ok(Some((id, Channel::new(dialler.welcome().await?)?)))
         })
