@@ -125,11 +125,9 @@ impl Variant {
                 let splits = (BLOCKS * multiprocessors / across).clamp(1, MOST_SPLITS);
                 splits.min(capacity.div_ceil(FEWEST)).max(1)
             }
-            // Each split has as many tiles when the cache is full. A tile is square.
+            // A tile is square.
             Self::Wgmma => {
-                let tiles = capacity.div_ceil(head_dim).max(1);
-                let most = (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, tiles);
-                tiles.div_ceil(tiles.div_ceil(most))
+                (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, capacity.div_ceil(head_dim).max(1))
             }
         }
     }
