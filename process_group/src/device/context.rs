@@ -9,8 +9,8 @@ use super::driver::Driver;
 use super::error::DeviceError;
 use super::symbols::foreign;
 
-/// Makes a context's GPU current and calls a function of the driver: `driver_call!(context, cuEventRecord(event, stream))`. Returns its
-/// error, which names the function.
+/// Makes a context's GPU current and calls a function of the driver: `driver_call!(context, cuEventRecord(event, stream))`. Gives a
+/// `Result` whose error names the function. As with [`foreign!`], which must be in scope, the call is unsafe.
 macro_rules! driver_call {
     ($context:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         let context: &$crate::device::context::Context = &$context;

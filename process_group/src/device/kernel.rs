@@ -76,7 +76,8 @@ pub struct Launch {
     /// Number of blocks of a cluster in x; 1 for no clusters.
     pub cluster: u32,
     /// True if it may start before the previous kernel has ended (programmatic dependent launch). The kernel must then wait
-    /// (`griddepcontrol.wait`) before it touches memory that the previous kernel writes.
+    /// (`griddepcontrol.wait`), on at least one thread, before it ends, before it writes, and before it reads what an earlier kernel may
+    /// have written.
     pub overlap: bool,
 }
 

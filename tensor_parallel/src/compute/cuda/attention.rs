@@ -241,8 +241,8 @@ impl Cuda {
             // SAFETY: a block reads the position, page table and rotations of one row of the part, its heads in the input, and keys and
             // values of its pages up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <
             // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
-            // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before the
-            // previous kernel has ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
+            // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before
+            // earlier kernels have ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
             // was made as `Compute::attention` and `SlotMapping::push` say, and otherwise have any value. The counters
             // are used in the order of the stream, and zero after.
             return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };

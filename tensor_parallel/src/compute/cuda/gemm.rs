@@ -239,10 +239,14 @@ impl Product<'_> {
         let fits = [k * leaves, row] == [x.columns(), weight.columns()]
             && weight.count() == n * x.columns()
             && out.count() == m * outputs
-            && leaves <= LEAVES
             && (!is_gated || 2 * outputs == n);
         if !fits {
             return Err(Error::shape_mismatch("product", weight, x));
+        }
+        if leaves > LEAVES {
+            return Err(Error::input(format!(
+                "a sum of {leaves} leaves is more than the {LEAVES} that a GPU adds"
+            )));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
             return Err(Error::shape_mismatch("bias", weight, bias));
@@ -296,7 +300,7 @@ impl Kernels {
         // SAFETY: copies stay within the tensors that the maps describe, which are those of `x` and the weight: checked above. A
         // block reads as many floats of the bias as it has rows of the weight, unless the bias is null, and writes tiles of the
         // [m, outputs] elements of `out`, whose edges it checks. `partial` has a place for the sums of each block that shares a tile, and
-        // such blocks count at their tile's counter. The weight is read before the previous kernel has ended only if no kernel has
+        // such blocks count at their tile's counter. The weight is read before earlier kernels have ended only if no kernel has
         // written it.
         unsafe { call.launch_with_shared([blocks, 1], tiles.threads(), tiles.shared_bytes()) }
     }

@@ -46,7 +46,7 @@ pub(super) enum Source {
     Rows(DType, DType),
     /// Products without tensor cores: the types of the operands and of the product, and the leaves of a sum.
     Simt(DType, DType, DType, usize),
-    /// Products on tensor cores: the type of the operands and that of the product. Of few rows, and of more on Hopper.
+    /// Products on tensor cores: the type of the operands and that of the product.
     Skinny(DType, DType, Strips),
     Gemm(DType, DType, Tiles),
     /// Attention: type, length of a head, query heads per key/value head, and the variant.
@@ -148,6 +148,8 @@ impl Kernels {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use ryzanstein_config::DeviceConfig;
     use ryzanstein_process_group::device::{Libraries, LibrarySearch, compile_for};
 
@@ -171,11 +173,12 @@ mod tests {
                 }
                 if element != DType::F32 {
                     for result in [element, DType::F32] {
-                        let strips = Strips::all(if capability == (9, 0) {
-                            [132, 227 << 10]
-                        } else {
-                            [108, 163 << 10]
-                        });
+                        // H200; A100 and L4.
+                        let gpus: &[_] = match capability {
+                            (9, 0) => &[[132, 227 << 10]],
+                            _ => &[[108, 163 << 10], [58, 99 << 10]],
+                        };
+                        let strips: HashSet<_> = gpus.iter().flat_map(|gpu| Strips::all(*gpu)).collect();
                         sources.extend(strips.into_iter().map(|s| Source::Skinny(element, result, s)));
                         if capability == (9, 0) {
                             sources

@@ -134,7 +134,7 @@ impl<'a> KernelCall<'a> {
         let launch = Launch {
             grid: [grid[0], grid[1], 1],
             shared_bytes: bytes,
-            // Every kernel waits before it touches what the previous one writes: `types.cu`.
+            // Every kernel waits before it touches what earlier ones write: `types.cu`.
             overlap: self.kernels.gpu.device.info().capability >= (9, 0),
             ..Launch::new(grid[0], threads)
         };

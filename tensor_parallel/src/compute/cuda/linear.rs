@@ -1,5 +1,6 @@
-//! Products with weights. On tensor cores our own kernels compute those of 16-bit types: of few rows, and of more on Hopper. cuBLASLt
-//! computes the others with fast numerics, and `simt.cu` with invariant ones.
+//! Products with weights. Tensor cores compute those of 16-bit types: `skinny.cu` those of few rows, on Hopper `gemm.cu` those of more.
+//! For more rows elsewhere `skinny.cu` serves invariant numerics and cuBLASLt fast ones. Other types take `simt.cu` with invariant numerics
+//! and cuBLASLt with fast ones.
 
 #![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
 
@@ -195,8 +196,8 @@ impl Kernels {
         call.value([to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?, to_u32("columns", row)?]);
         let of_block = SIMT_THREADS as usize / 32 * COLUMNS;
         let grid = [n.div_ceil(of_block) as u32, m.min(MOST_BLOCKS_Y as usize) as u32];
-        // SAFETY: a warp reads a row of the `m` rows of `x`, rows of the weights below `n`, and as many floats of the bias unless it is
-        // null, and writes elements of `out` that exist: checked above.
+        // SAFETY: a warp reads rows of `x` below `m`, all leaves of rows of the weights below `n`, and as many floats of the bias unless
+        // it is null, and writes elements of `out` that exist: checked above.
         unsafe { call.launch(grid, SIMT_THREADS) }
     }
 }

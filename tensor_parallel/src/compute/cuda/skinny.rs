@@ -4,10 +4,10 @@
 
 use super::gemm::{Product, Sizes};
 use super::kernels::{Kernels, Source};
-use super::launch::to_u32;
+use super::launch::{MOST_BLOCKS_Y, to_u32};
 #[cfg(test)]
 use crate::checkpoint::LEAVES;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Rows of `x` of a block.
@@ -112,10 +112,10 @@ impl Strips {
 }
 
 impl Kernels {
-    /// Computes a product with the sums of [`gemm`](Self::gemm). Every [`MOST_ROWS`] rows read the weights once.
+    /// Computes a product with the sums of [`gemm`](Self::gemm). The weights are read once for every [`MOST_ROWS`] rows.
     ///
     /// # Errors
-    /// Returns the errors of [`Product::sizes`].
+    /// Returns the errors of [`Product::sizes`], or an error if there are more rows than a grid has blocks for.
     pub(super) fn skinny(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
         let Sizes { m, n, k, row, .. } = product.sizes(out)?;
         let Product { x, weight, bias, leaves, is_gated } = product;
@@ -123,7 +123,12 @@ impl Kernels {
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let info = self.gpu.device.info();
+        let (info, most) = (self.gpu.device.info(), MOST_BLOCKS_Y as usize * MOST_ROWS);
+        if m > most {
+            return Err(Error::input(format!(
+                "a product of {m} rows is more than the {most} that a GPU takes at once; pass fewer"
+            )));
+        }
         let strips = Strips::choose([m, n, leaves], is_gated, [info.multiprocessors, info.shared_bytes]);
         let groups = n.div_ceil(strips.rows() * strips.groups as usize);
         let grid = [groups.min(info.multiprocessors as usize) as u32, m.div_ceil(MOST_ROWS) as u32];
@@ -133,9 +138,9 @@ impl Kernels {
             [to_u32("rows", m)?, to_u32("rows", n)?, to_u32("columns", k)?, to_u32("columns", row)?];
         call.value([m, n, k, row, u32::from(self.here(weight)?.is_settled())]);
         // SAFETY: warps read the `m` rows of `x`, and rows of the weights below `n`, up to the end of their leaf; all start at multiples of
-        // 16 bytes. They read as many floats of the bias as the weight has rows, unless the bias is null, and write those of the
-        // `m × outputs` elements of `out` that exist: checked above. The weight is read before the previous kernel has ended only if no
-        // kernel has written it. A warp uses the stages and sums of its own in shared memory, and sums of its group.
+        // 16 bytes. Copies from addresses behind these have size 0, and read nothing. Warps read as many floats of the bias as the
+        // weight has rows, unless the bias is null, and write those of the `m × outputs` elements of `out` that exist: checked above. The
+        // weight is read before earlier kernels have ended only if no kernel has written it. A warp uses the stages and sums of its own in shared memory, and sums of its group.
         unsafe { call.launch_with_shared(grid, strips.warps() * 32, strips.shared_bytes()) }
     }
 }

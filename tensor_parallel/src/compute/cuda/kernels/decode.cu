@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, u32, Shape shape
 ) {
-    // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.
+    // Read before the wait: only copies write positions and page tables, and copies and kernels do not overlap.
     u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;
     u32 position = batch[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
     u32 length = ceil_div((seen_to - seen_from + gridDim.x - 1) / gridDim.x, FEWEST) * FEWEST;

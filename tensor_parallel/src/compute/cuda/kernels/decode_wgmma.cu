@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 2) decode(
     extern __shared__ unsigned char memory[];
     const u32 queries = ((u32)__cvta_generic_to_shared(memory) + 1023) / 1024 * 1024;
     const u32 key_tile = queries + COLUMNS * QUERY_BYTES, value_tile = key_tile + TILE_BYTES;
-    // Read before the wait: only copies write `batch`, and copies and kernels do not overlap.
+    // Read before the wait: only copies write positions and page tables, and copies and kernels do not overlap.
     const u32 across = shape.kv_heads * PARTS_OF_GROUP, row = blockIdx.y / across, kv_head = blockIdx.y % across / PARTS_OF_GROUP;
     const u32 first_head = blockIdx.y % PARTS_OF_GROUP * WARP_GROUP_QUERIES, position = batch[row];
     const u32 first = first_seen(shape, position + 1) / WGMMA_KEYS, tiles = position / WGMMA_KEYS + 1 - first;

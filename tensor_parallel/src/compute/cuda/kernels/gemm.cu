@@ -44,7 +44,7 @@ struct alignas(128) TensorMap { u64 words[16]; };
 struct Shape {
     // Rows of x and of the weights, and length of a leaf.
     u32 m, n, k;
-    // True if no kernel has written the weights, so that they may be read while the previous kernel runs.
+    // True if no kernel has written the weights, so that they may be read while earlier kernels run.
     u32 is_settled;
 };
 

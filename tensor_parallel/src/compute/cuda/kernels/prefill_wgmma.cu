@@ -41,7 +41,7 @@ template <int THREADS> __device__ __forceinline__ void load_tile(u32 tile, const
     }
     #pragma unroll
     for (int i = 0; i < WGMMA_KEYS / ROWS; i++) {
-        // The address must be right even where nothing is read.
+        // Where nothing is read, the address is that of the first row.
         const bool there = row + i * ROWS < count;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
             :: "r"(into + i * ROWS * 128), "l"(from + (there ? i * ROWS * HEAD_DIM : -(int)row * HEAD_DIM)), "r"(there ? 16 : 0) : "memory");

@@ -132,7 +132,7 @@ template <int N> __device__ __forceinline__ void norm_of(
     // Usually a thread has one vector: it stays in registers.
     Vector first = {};
     Weights weights = {};
-    // The product after a norm reads its first weights while the one before still runs.
+    // Before the wait: the product after this norm then reads its first weights while the kernel before this norm still runs.
     launch_next();
     if (!is_settled) wait_for_previous();
     if (at < columns) weights = *(const Weights*)(weight + at);

@@ -1,5 +1,5 @@
 // A product of few rows of x with weights on the tensor cores (mma), for 16-bit types: out[m, n] = x[m, k] · w[n, k]ᵀ + bias[n]. Memory
-// bounds it, so the weights are read once, and warps wait for each other only to add leaves: each copies rows of the weights, and with them
+// bounds it, so a block reads weights once for its TOKENS rows of x, and warps wait for each other only to add leaves: each copies rows of the weights, and with them
 // those of x, into a ring of STAGES stages in shared memory of its own, and multiplies them. Compiled behind mma.cu, whose names it uses.
 //
 // The sums are those of gemm.cu to the bit: a sum over k has LEAVES leaves, each of which a warp adds in ascending order of k; the leaves
@@ -19,12 +19,12 @@ struct Shape {
     // Rows of x and of the weights, the length of a leaf, and the distance of two rows of the weights: all leaves, or one if they lie leaf
     // by leaf.
     u32 m, n, k, row;
-    // True if no kernel has written the weights, so that they may be read while the previous kernel runs.
+    // True if no kernel has written the weights, so that they may be read while earlier kernels run.
     u32 is_settled;
 };
 
 __device__ __forceinline__ u32 place(u32 row, u32 part) { return row * ROW_BYTES + (part ^ (row & 7)) * 16; }
-// Copies 16 bytes into shared memory, or zeros.
+// Copies 16 bytes into shared memory, or zeros, wherever `from` is.
 __device__ __forceinline__ void copy(u32 to, const ELEMENT* from, bool is_inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is_inside ? 16 : 0) : "memory");
 }

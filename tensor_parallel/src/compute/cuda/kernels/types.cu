@@ -43,7 +43,8 @@ template <> struct Narrow<bf16> {
 };
 template <typename T> __device__ __forceinline__ T narrow(float x) { return Narrow<T>::of(x); }
 
-// Lets the next kernel start once all blocks of this one have called this or ended (programmatic dependent launch).
+// Lets the next kernel start once all blocks of this one have called this or ended (programmatic dependent launch). It may be called
+// before the wait: the next kernel waits for the end of this one, which waits for that of the one before.
 __device__ __forceinline__ void launch_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
