@@ -117,21 +117,27 @@ impl Kernels {
     /// # Errors
     /// Returns the errors of [`Product::sizes`], or an error if there are more rows than a grid has blocks for.
     pub(super) fn skinny(&self, product: Product<'_>, out: &mut Tensor) -> Result<()> {
+        let info = self.gpu.device.info();
+        self.skinny_on([info.multiprocessors, info.shared_bytes], product, out)
+    }
+
+    /// Computes it with the strips of a GPU with this number of multiprocessors and of bytes of shared memory for a block.
+    fn skinny_on(&self, gpu: [u32; 2], product: Product<'_>, out: &mut Tensor) -> Result<()> {
         let Sizes { m, n, k, row, .. } = product.sizes(out)?;
         let Product { x, weight, bias, leaves, is_gated } = product;
         assert!(product.fits_tensor_cores(), "the product is one for tensor cores");
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let (info, most) = (self.gpu.device.info(), MOST_BLOCKS_Y as usize * MOST_ROWS);
+        let most = MOST_BLOCKS_Y as usize * MOST_ROWS;
         if m > most {
             return Err(Error::input(format!(
                 "a product of {m} rows is more than the {most} that a GPU takes at once; pass fewer"
             )));
         }
-        let strips = Strips::choose([m, n, leaves], is_gated, [info.multiprocessors, info.shared_bytes]);
+        let strips = Strips::choose([m, n, leaves], is_gated, gpu);
         let groups = n.div_ceil(strips.rows() * strips.groups as usize);
-        let grid = [groups.min(info.multiprocessors as usize) as u32, m.div_ceil(MOST_ROWS) as u32];
+        let grid = [groups.min(gpu[0] as usize) as u32, m.div_ceil(MOST_ROWS) as u32];
         let mut call = self.call(Source::Skinny(x.dtype(), out.dtype(), strips), "skinny");
         call.read(x)?.read(weight)?.read_optional(bias)?.write(out)?;
         let [m, n, k, row] =
@@ -140,7 +146,8 @@ impl Kernels {
         // SAFETY: warps read the `m` rows of `x`, and rows of the weights below `n`, up to the end of their leaf; all start at multiples of
         // 16 bytes. Copies from addresses behind these have size 0, and read nothing. Warps read as many floats of the bias as the
         // weight has rows, unless the bias is null, and write those of the `m × outputs` elements of `out` that exist: checked above. The
-        // weight is read before earlier kernels have ended only if no kernel has written it. A warp uses the stages and sums of its own in shared memory, and sums of its group.
+        // weight is read before earlier kernels have ended only if no kernel has written it. A warp uses the stages and sums of its own in
+        // shared memory, and sums of its group.
         unsafe { call.launch_with_shared(grid, strips.warps() * 32, strips.shared_bytes()) }
     }
 }
@@ -182,17 +189,26 @@ mod tests {
             let values = (0..(rows * columns) as u32).map(|i| (i.wrapping_mul(seed) >> 8) as f32 / 8e6 - 1.0);
             cuda.upload(Tensor::new(&[rows, columns], values.collect(), DType::BF16).unwrap()).unwrap()
         };
+        let bias = cuda.upload(Tensor::new(&[1000], vec![0.5; 1000], DType::F32).unwrap()).unwrap();
         for (m, leaves, is_gated) in
             [(1, 1, true), (9, 4, false), (20, 1, true), (21, 3, false), (64, 8, false)]
         {
             let (k, n) = (leaves * 264, 1000);
-            let (x, weight) = (tensor(m, k, 2_654_435_761), tensor(n, k, 2_246_822_519));
-            let product = Product { x: &x, weight: &weight, bias: None, leaves, is_gated };
-            let [mut one, mut other] =
-                [(); 2].map(|()| cuda.scratch(&[m, if is_gated { n / 2 } else { n }], DType::F32).unwrap());
-            cuda.kernels.skinny(product, &mut one).unwrap();
-            cuda.kernels.gemm(product, &mut other, &cuda.arrivals).unwrap();
-            assert!(one.values().unwrap() == other.values().unwrap(), "{m} rows, {leaves} leaves");
+            let x = tensor(m, k, 2_654_435_761);
+            // Rows with all leaves, and the rows of each leaf in turn.
+            let weights = [tensor(n, k, 2_246_822_519), tensor(leaves * n, k / leaves, 2_246_822_519)];
+            for (weight, bias) in weights.iter().flat_map(|weight| [(weight, None), (weight, Some(&bias))]) {
+                let product = Product { x: &x, weight, bias, leaves, is_gated };
+                let result = || cuda.scratch(&[m, if is_gated { n / 2 } else { n }], DType::F32).unwrap();
+                let mut want = result();
+                cuda.kernels.gemm(product, &mut want, &cuda.arrivals).unwrap();
+                for gpu in GPUS {
+                    let mut got = result();
+                    cuda.kernels.skinny_on(gpu, product, &mut got).unwrap();
+                    let what = format!("{m} rows, {leaves} leaves, {:?}, {gpu:?}", weight.shape());
+                    assert!(got.values().unwrap() == want.values().unwrap(), "{what}");
+                }
+            }
         }
     }
 
