@@ -153,6 +153,7 @@ mod tests {
     use ryzanstein_config::DeviceConfig;
     use ryzanstein_process_group::device::{Libraries, LibrarySearch, compile_for};
 
+    use super::super::skinny::GPUS;
     use super::*;
 
     #[test]
@@ -173,11 +174,7 @@ mod tests {
                 }
                 if element != DType::F32 {
                     for result in [element, DType::F32] {
-                        // H200; A100 and L4.
-                        let gpus: &[_] = match capability {
-                            (9, 0) => &[[132, 227 << 10]],
-                            _ => &[[108, 163 << 10], [58, 99 << 10]],
-                        };
+                        let gpus = if capability == (9, 0) { &GPUS[..1] } else { &GPUS[1..] };
                         let strips: HashSet<_> = gpus.iter().flat_map(|gpu| Strips::all(*gpu)).collect();
                         sources.extend(strips.into_iter().map(|s| Source::Skinny(element, result, s)));
                         if capability == (9, 0) {

@@ -98,38 +98,38 @@ impl Cuda {
         let kernel = self.kernel_for(product);
         let is_ours = match (self.numerics, kernel) {
             (Numerics::Invariant, _) => true,
-            (Numerics::Fast, Kernel::Skinny) => x.rows() <= MOST_ROWS,
-            (Numerics::Fast, Kernel::Gemm) => x.rows() <= FASTER_ROWS,
-            (Numerics::Fast, Kernel::Simt) => false,
+            (Numerics::Fast, ProductKernel::Skinny) => x.rows() <= MOST_ROWS,
+            (Numerics::Fast, ProductKernel::Gemm) => x.rows() <= FASTER_ROWS,
+            (Numerics::Fast, ProductKernel::Simt) => false,
         };
         is_ours.then(|| self.multiply_by(kernel, product, out)).transpose()
     }
 
     /// Returns the kernel for a product.
-    fn kernel_for(&self, product: Product<'_>) -> Kernel {
+    fn kernel_for(&self, product: Product<'_>) -> ProductKernel {
         let (major, _) = self.gpu.device.info().capability;
         // Older tensor cores multiply no bf16.
         if major < 8 || !product.fits_tensor_cores() {
-            Kernel::Simt
+            ProductKernel::Simt
         } else if major == 9 && product.x.rows() > MOST_ROWS {
-            Kernel::Gemm
+            ProductKernel::Gemm
         } else {
-            Kernel::Skinny
+            ProductKernel::Skinny
         }
     }
 
     /// Computes a product in type `out`.
-    fn multiply_by(&self, kernel: Kernel, product: Product<'_>, out: DType) -> Result<Tensor> {
+    fn multiply_by(&self, kernel: ProductKernel, product: Product<'_>, out: DType) -> Result<Tensor> {
         let Product { x, weight, is_gated, .. } = product;
-        if let (Kernel::Simt, true) = (kernel, is_gated) {
+        if let (ProductKernel::Simt, true) = (kernel, is_gated) {
             return self.swiglu(&self.multiply_by(kernel, Product { is_gated: false, ..product }, out)?);
         }
         let n = weight.count() / x.columns();
         let mut y = self.scratch(&[x.rows(), if is_gated { n / 2 } else { n }], out)?;
         match kernel {
-            Kernel::Skinny => self.kernels.skinny(product, &mut y),
-            Kernel::Gemm => self.kernels.gemm(product, &mut y, &self.arrivals),
-            Kernel::Simt => self.kernels.simt(product, &mut y),
+            ProductKernel::Skinny => self.kernels.skinny(product, &mut y),
+            ProductKernel::Gemm => self.kernels.gemm(product, &mut y, &self.arrivals),
+            ProductKernel::Simt => self.kernels.simt(product, &mut y),
         }?;
         Ok(y)
     }
@@ -174,9 +174,9 @@ impl Cuda {
     }
 }
 
-/// Our own kernels.
+/// Our own kernels of products.
 #[derive(Clone, Copy)]
-enum Kernel {
+enum ProductKernel {
     Skinny,
     Gemm,
     Simt,

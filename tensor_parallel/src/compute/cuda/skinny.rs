@@ -18,6 +18,10 @@ const ROW_BYTES: u32 = 256;
 const MOST_WARPS: usize = 12;
 const MOST_STAGES: u32 = 8;
 
+/// Multiprocessors, and bytes of shared memory of a block, of H200, A100 and L4.
+#[cfg(test)]
+pub(super) const GPUS: [[u32; 2]; 3] = [[132, 227 << 10], [108, 163 << 10], [58, 99 << 10]];
+
 /// How warps divide a launch of `skinny.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Strips {
@@ -163,9 +167,6 @@ mod tests {
 
     use super::*;
     use crate::compute::{Compute as _, Cuda};
-
-    /// Multiprocessors and shared memory of a block of H200, A100 and L4.
-    const GPUS: [[u32; 2]; 3] = [[132, 227 << 10], [108, 163 << 10], [58, 99 << 10]];
 
     #[test]
     fn the_strips_that_are_compiled_in_tests_are_of_every_kind() {
