@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "a recorded pass keeps addresses; the block says why they stay")]
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::{Deref, Range};
@@ -135,13 +134,37 @@ impl GreedyPass {
     }
 }
 
-/// A sequence with the tokens that it gets: borrowed, those of the caller; owned, the one that the previous pass chose, or [`CHOSEN`]
-/// with the row of the newest candidates from which the GPU takes it.
-type Pair<'a> = (usize, Cow<'a, [u32]>);
+/// The tokens that a sequence gets.
+#[derive(Clone, Copy)]
+enum Tokens<'a> {
+    Given(&'a [u32]),
+    /// A token that the previous pass chose, or [`CHOSEN`] with the row of the newest candidates from which the GPU takes it.
+    Chosen(u32),
+}
 
-/// Returns true if the GPU chooses the token. A caller's token with this bit is just one that is not in the vocabulary.
-fn is_chosen((_, tokens): &Pair<'_>) -> bool {
-    matches!(tokens, Cow::Owned(tokens) if tokens[0] & CHOSEN != 0)
+impl Tokens<'_> {
+    fn all(&self) -> &[u32] {
+        match self {
+            Self::Given(tokens) => tokens,
+            Self::Chosen(token) => slice::from_ref(token),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.all().len()
+    }
+
+    fn is_chosen(&self) -> bool {
+        matches!(self, Self::Chosen(token) if token & CHOSEN != 0)
+    }
+}
+
+/// Sequences with the tokens that they get.
+type Pairs<'a> = [(usize, Tokens<'a>)];
+
+/// Returns true if the GPU chooses tokens of a pass.
+fn has_chosen(pairs: &Pairs<'_>) -> bool {
+    pairs.iter().any(|(_, tokens)| tokens.is_chosen())
 }
 
 /// Waits for the result of a pass, or starts to copy candidates from a GPU.
@@ -203,7 +226,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            tokens.iter().map(|(at, token)| (*at, Cow::Borrowed(slice::from_ref(token)))).collect();
+            tokens.iter().map(|(at, token)| (*at, Tokens::Given(slice::from_ref(token)))).collect();
         Ok(&self.run(&pairs, Output::Logits, groups)?.0.rows)
     }
 
@@ -219,7 +242,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// [`Llama::forward`]. The sequences are then as before.
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
-            pairs.iter().map(|(sequence, tokens)| (*sequence, Cow::Borrowed(*tokens))).collect();
+            pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Given(tokens))).collect();
         Ok(&self.run(&pairs, Output::Logits, groups)?.0.rows)
     }
 
@@ -270,19 +293,19 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     }
 
     /// Returns what a sequence gets.
-    fn resolve<'a>(&self, (sequence, tokens): (usize, NextTokens<'a>)) -> Result<Pair<'a>> {
+    fn resolve<'a>(&self, (sequence, tokens): (usize, NextTokens<'a>)) -> Result<(usize, Tokens<'a>)> {
         if let NextTokens::Known(tokens) = tokens {
-            return Ok((sequence, Cow::Borrowed(tokens)));
+            return Ok((sequence, Tokens::Given(tokens)));
         }
         let chosen = self.newest.as_ref().and_then(|newest| Some((newest, newest.row_of(sequence)?)));
         let (newest, row) = chosen.ok_or(RequestError::NothingChosen { sequence })?;
-        Ok((sequence, Cow::Owned(vec![newest.token(row)?])))
+        Ok((sequence, Tokens::Chosen(newest.token(row)?)))
     }
 
     /// Runs a pass. Waits for logits; candidates on a GPU are still to come.
     fn run(
         &mut self,
-        pairs: &[Pair<'_>],
+        pairs: &Pairs<'_>,
         output: Output,
         groups: &mut dyn ModelGroups,
     ) -> Result<(&Newest, Option<Download>)> {
@@ -299,7 +322,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         let (model, mut done) = (&**model, None);
         cache.append(&more, |cache| {
             // Otherwise its memory is free for this pass.
-            if !pairs.iter().any(is_chosen) {
+            if !has_chosen(pairs) {
                 *newest = None;
             }
             let chosen = newest.as_ref().map(|newest| &*newest.rows);
@@ -319,7 +342,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Runs a pass of one token for each sequence, for which the cache has pages. With [`Passes::Graph`], the second one of a size is
     /// captured.
     fn single_pass(
-        (pairs, newest): (&[Pair<'_>], Option<&Tensor>),
+        (pairs, newest): (&Pairs<'_>, Option<&Tensor>),
         output: Output,
         (passes, kind): (&mut BTreeMap<(usize, Output), Pass>, &mut Passes),
         (model, cache): (&Llama, &mut KvCache),
@@ -382,7 +405,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
 
     /// Runs a pass that is never captured, with a micro-batch for each stage. The cache has pages for it.
     fn pass(
-        (pairs, newest): (&[Pair<'_>], Option<&Tensor>),
+        (pairs, newest): (&Pairs<'_>, Option<&Tensor>),
         output: Output,
         (model, cache): (&Llama, &mut KvCache),
         groups: &mut dyn ModelGroups,
@@ -403,16 +426,16 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     }
 
     /// Checks the pairs of a request. Returns the number of tokens of each sequence.
-    fn validate(&self, pairs: &[Pair<'_>]) -> Result<Vec<(usize, usize)>> {
+    fn validate(&self, pairs: &Pairs<'_>) -> Result<Vec<(usize, usize)>> {
         if pairs.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
-        for pair in pairs {
-            if pair.1.is_empty() {
+        for (_, tokens) in pairs {
+            if tokens.len() == 0 {
                 return Err(RequestError::NoTokens.into());
             }
-            if !is_chosen(pair) {
-                self.model.check(&pair.1)?;
+            if !tokens.is_chosen() {
+                self.model.check(tokens.all())?;
             }
         }
         let mut sequences: Vec<usize> = pairs.iter().map(|(sequence, _)| *sequence).collect();
@@ -478,12 +501,12 @@ struct Mixed {
 
 impl Mixed {
     /// Arranges the tokens of pairs, for which the cache has pages.
-    fn new(pairs: &[Pair<'_>], cache: &KvCache) -> Self {
+    fn new(pairs: &Pairs<'_>, cache: &KvCache) -> Self {
         let (mut order, longer): (Vec<_>, Vec<_>) = (0..pairs.len()).partition(|i| pairs[*i].1.len() == 1);
         order.extend(longer);
         let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
         for i in &order {
-            all.extend_from_slice(&pairs[*i].1);
+            all.extend_from_slice(pairs[*i].1.all());
             last[*i] = all.len() - 1;
         }
         let slots = cache.slots(order.iter().map(|i| (pairs[*i].0, pairs[*i].1.len())));
