@@ -142,18 +142,18 @@ enum Tokens<'a> {
     Chosen(u32),
 }
 
-impl Tokens<'_> {
-    fn all(&self) -> &[u32] {
+impl Deref for Tokens<'_> {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
         match self {
             Self::Given(tokens) => tokens,
             Self::Chosen(token) => slice::from_ref(token),
         }
     }
+}
 
-    fn len(&self) -> usize {
-        self.all().len()
-    }
-
+impl Tokens<'_> {
     fn is_chosen(&self) -> bool {
         matches!(self, Self::Chosen(token) if token & CHOSEN != 0)
     }
@@ -431,11 +431,11 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             return Err(RequestError::NoSequences.into());
         }
         for (_, tokens) in pairs {
-            if tokens.len() == 0 {
+            if tokens.is_empty() {
                 return Err(RequestError::NoTokens.into());
             }
             if !tokens.is_chosen() {
-                self.model.check(tokens.all())?;
+                self.model.check(tokens)?;
             }
         }
         let mut sequences: Vec<usize> = pairs.iter().map(|(sequence, _)| *sequence).collect();
@@ -506,7 +506,7 @@ impl Mixed {
         order.extend(longer);
         let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
         for i in &order {
-            all.extend_from_slice(pairs[*i].1.all());
+            all.extend_from_slice(&pairs[*i].1);
             last[*i] = all.len() - 1;
         }
         let slots = cache.slots(order.iter().map(|i| (pairs[*i].0, pairs[*i].1.len())));
