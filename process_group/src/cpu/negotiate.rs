@@ -97,7 +97,7 @@ impl CpuGroup {
             let (from, mut theirs) = (self.links.rank(peer), SegmentHandle::zeroed());
             let output = Some(bytemuck::bytes_of_mut(&mut theirs));
             self.submit(first_call(Operation::Recv { from }, deadline, None, output))?;
-            let Some(offered) = offered.as_ref().filter(|_| theirs.is_some()) else { continue };
+            let Some(offered) = offered.as_ref().filter(|_| theirs.exists()) else { continue };
             match offered.open(&theirs, place) {
                 Ok(opened) => rings.push((peer, opened)),
                 Err(error) => standing = refused(&format!("rank {from}"), &error),

@@ -203,7 +203,7 @@ impl PathTable {
     /// or there are `costs`. A group of one rank has only [`Path::Local`], regardless of the arguments.
     ///
     /// # Panics
-    /// When a rule names a path that is not among `paths`.
+    /// When a rule names a path that is not among `paths`, or nothing decides every call.
     pub(crate) fn new(
         world_size: usize,
         paths: Vec<Path>,
@@ -216,6 +216,8 @@ impl PathTable {
         } else {
             (paths, rules, costs)
         };
+        let last = rules.last().is_some_and(|rule| rule.when.is_empty());
+        assert!(costs.is_some() || last, "no rule decides every call, and there are no costs");
         for Rule { path, .. } in &rules {
             assert!(paths.contains(path), "the table chooses {path}, which the group does not have");
         }

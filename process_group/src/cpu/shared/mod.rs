@@ -27,7 +27,7 @@ const TOKEN: usize = 128;
 
 type Token = [u8; 32];
 
-/// A rank's description of its segment to its peers. Zeros if it has none.
+/// A rank's description of its segment to its peers. Its bytes travel as they are, within a host. Zeros if it has none.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct SegmentHandle {
@@ -39,7 +39,8 @@ pub(super) struct SegmentHandle {
 }
 
 impl SegmentHandle {
-    pub(super) const fn is_some(&self) -> bool {
+    /// Returns false for a rank that has no segment.
+    pub(super) const fn exists(&self) -> bool {
         self.pid != 0
     }
 }
