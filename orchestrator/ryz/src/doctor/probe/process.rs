@@ -22,12 +22,15 @@ pub(super) fn output(command: Command, timeout: Duration) -> Result<String, Stri
     let not_started = |error: std::io::Error| format!("it cannot be started: {error}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(not_started)?;
     let mut command = tokio::process::Command::from(command);
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    // At the deadline its output is not waited for: a process that it started may keep the pipes open.
-    let ended = runtime.block_on(async { tokio::time::timeout(timeout, command.output()).await });
-    let output = ended
-        .map_err(|_| format!("it did not finish within {} s", timeout.as_secs()))?
-        .map_err(not_started)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let output = runtime.block_on(async {
+        let child = command.spawn().map_err(not_started)?;
+        // At the deadline its output is not waited for: a process that it started may keep the pipes open.
+        match tokio::time::timeout(timeout, child.wait_with_output()).await {
+            Ok(output) => output.map_err(|error| format!("it cannot be read: {error}")),
+            Err(_) => Err(format!("it did not finish within {} s", timeout.as_secs())),
+        }
+    })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
