@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group::ProcessGroup;
 
-/// Returns a folder of `tests/fixtures`.
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+/// Returns the path of a file or folder in `tests/fixtures`.
+pub(crate) fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(path)
 }
 
 /// Runs `work` on every rank of a loopback group, each on a thread, and returns their results.
@@ -18,6 +18,9 @@ pub(crate) fn on_loopback<T: Send>(
         let work = &work;
         let start = |mut group| scope.spawn(move || work(&mut group));
         let ranks: Vec<_> = ProcessGroup::loopback(world_size).into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     })
 }

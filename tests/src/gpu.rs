@@ -43,7 +43,7 @@ pub fn some_gpus() -> usize {
     need(2).min(4)
 }
 
-/// Runs `job` on as many GPUs, each with a rank that is a thread, and returns the results.
+/// Runs `job` on `world_size` ranks, each a thread with its own GPU, and returns the results by rank.
 ///
 /// # Panics
 /// As [`in_good_order`].

@@ -17,7 +17,6 @@ pub(super) fn gather(
     let of_ranks = |time: fn(&Sample) -> f64| {
         let times: Vec<Vec<f64>> =
             all.iter().map(|(samples, ..)| samples.iter().map(time).collect()).collect();
-        let times: Vec<&[f64]> = times.iter().map(Vec::as_slice).collect();
         summary(slowest(&times))
     };
     Ok(Figures {

@@ -36,9 +36,10 @@ impl Summary {
 }
 
 /// Returns the slowest rank's latency of each call: a collective is complete when its last rank is.
-pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
-    let calls = of_ranks.iter().map(|r| r.len()).min().unwrap_or(0);
-    (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
+pub fn slowest<T: AsRef<[f64]>>(of_ranks: &[T]) -> Vec<f64> {
+    let calls = of_ranks.iter().map(|rank| rank.as_ref().len()).min().unwrap_or(0);
+    let of_call = |call: usize| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank.as_ref()[call]));
+    (0..calls).map(of_call).collect()
 }
 
 /// Returns the median, as [`summary`] does: of an even number of values the lower one. Zero without values.
@@ -76,7 +77,7 @@ mod tests {
     fn a_call_is_as_slow_as_its_slowest_rank() {
         // Each rank is quick on average; every call has a slow one.
         assert_eq!(slowest(&[&[1.0, 9.0, 1.0], &[9.0, 1.0, 2.0]]), [9.0, 9.0, 2.0]);
-        assert_eq!(slowest(&[]), [0.0; 0]);
+        assert_eq!(slowest::<&[f64]>(&[]), [0.0; 0]);
     }
 
     #[test]

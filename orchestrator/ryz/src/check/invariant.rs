@@ -144,19 +144,16 @@ fn config() -> Result<LlamaConfig, Error> {
 
 #[cfg(test)]
 mod tests {
+    use ryzanstein_tests::on_loopback;
+
     use super::*;
 
     #[test]
     fn digests_are_equal_with_invariant_numerics_and_differ_with_fast_ones() {
         let config = config().unwrap();
         let on = |ranks, numerics| -> BTreeSet<String> {
-            std::thread::scope(|scope| {
-                let ranks = ProcessGroup::loopback(ranks).into_iter().map(|mut group| {
-                    let config = &config;
-                    scope.spawn(move || digests(config, numerics, &mut group).unwrap())
-                });
-                ranks.collect::<Vec<_>>().into_iter().flat_map(|rank| rank.join().unwrap()).collect()
-            })
+            let of_ranks = on_loopback(ranks, |group| digests(&config, numerics, group).unwrap());
+            of_ranks.into_iter().flatten().collect()
         };
         let alone = on(1, Numerics::Invariant);
         assert_eq!((alone.len(), &on(2, Numerics::Invariant)), (1, &alone));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, logits, world_sizes};
-use ryzanstein_tests::gpu::need;
+use ryzanstein_tests::gpu::{need, some_gpus};
 use ryzanstein_tests::{distance, greatest};
 
 use crate::support::{Run, text};
@@ -78,9 +78,17 @@ fn eight_ranks_compute_what_transformers_does() {
 
 #[test]
 #[ignore = "needs 1 GPU"]
+fn a_process_with_a_gpu_computes_what_transformers_does() {
+    need(1);
+    compare("llama-gqa", 1, "nccl");
+}
+
+/// `gpu_layers` has the other fixtures, with ranks that are threads.
+#[test]
+#[ignore = "needs 2 GPUs"]
 fn processes_with_a_gpu_each_compute_what_transformers_does() {
-    let gpus = need(1);
-    for ranks in [1, 2, 4].into_iter().filter(|ranks| *ranks <= gpus) {
+    let gpus = some_gpus();
+    for ranks in [2, 4].into_iter().filter(|ranks| *ranks <= gpus) {
         compare("llama-gqa", ranks, "nccl");
     }
 }

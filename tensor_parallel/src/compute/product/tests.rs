@@ -55,7 +55,7 @@ proptest! {
 
 #[test]
 fn products_of_whole_numbers_are_exact_over_several_blocks_and_threads() {
-    for [m, k, n] in [[1, 512, 1024], [3, 512, 1024], [40, 608, 1000]] {
+    for [m, k, n] in [[1, 512, 1024], [3, 512, 1024], [40, 600, 1000], [40, 608, 1000]] {
         let whole = |count: usize, seed: usize| -> Vec<f32> {
             (0..count).map(|i| ((i * 7 + i / 5 + seed) % 9) as f32 - 4.0).collect()
         };
@@ -64,11 +64,17 @@ fn products_of_whole_numbers_are_exact_over_several_blocks_and_threads() {
             x[r * k..][..k].iter().zip(&w[i * k..][..k]).map(|(x, w)| x * w).sum()
         };
         let want: Vec<f32> = (0..m * n).map(|at| sum(at / n, at % n) + bias[at % n]).collect();
-        let [x, w] = [x, w].map(|values| Storage::rounded(values, DType::BF16).unwrap());
+        let stored = |dtype| [&x, &w].map(|values| Storage::rounded(values.clone(), dtype).unwrap());
+        let [f32s, f16s, bf16s] = [DType::F32, DType::F16, DType::BF16].map(stored);
         for set in instruction_set::supported() {
             let (products, threads) = (Products::new(set), Threads::new(2, "test"));
-            let got = products.multiply::<f32>(&threads, (&[&x], &w), Some(&bias), [m, k, n]);
-            assert!(*got == want, "{set}, {m} x {k} x {n}");
+            for (xs, ws) in
+                [(&bf16s, &bf16s), (&f32s, &bf16s), (&f16s, &f16s), (&f32s, &f16s), (&f32s, &f32s)]
+            {
+                let operands = (&[&xs[0]][..], &ws[1]);
+                let got = products.multiply::<f32>(&threads, operands, Some(&bias), [m, k, n]);
+                assert!(*got == want, "{set}, {} by {}, {m} x {k} x {n}", xs[0].dtype(), ws[1].dtype());
+            }
         }
     }
 }
