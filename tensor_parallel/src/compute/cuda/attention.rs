@@ -1,6 +1,6 @@
-//! Attention on a GPU. `attention.cu` has what all kernels share, and `append`. Many new positions take one of `prefill.cu`,
-//! `prefill_mma.cu` and `prefill_wgmma.cu`; one takes `decode.cu` or `decode_wgmma.cu`. With invariant numerics and no
-//! `decode_wgmma.cu`, one position is a prompt of one row.
+//! Attention on a GPU. `attention.cu` has what all kernels share, and `append`. New positions take one of `prefill.cu`,
+//! `prefill_mma.cu` and `prefill_wgmma.cu`; on Hopper a single one takes `decode_wgmma.cu`. Blocks share the positions that a single one
+//! sees.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -19,18 +19,9 @@ use crate::tensor::Tensor;
 /// Number of counters for the blocks of one launch that wait for each other's results.
 pub(super) const ARRIVALS: usize = MOST_BLOCKS_Y as usize;
 
-/// Threads of a block of `decode`.
-const THREADS: u32 = 128;
-/// The maximum number of splits of `decode.cu`.
-const MOST_SPLITS: usize = 64;
-/// Blocks of `decode.cu` that a multiprocessor of Hopper runs at the same time. Where fewer fit, they run in turn.
-const BLOCKS: usize = 4;
-/// The same for `decode_wgmma.cu`.
-const BLOCKS_OF_WGMMA: usize = 2;
-/// The minimum number of positions in a split of `decode.cu`. Smaller splits cost more to combine than they save.
-const FEWEST: usize = 64;
-/// Queries of a warp group.
-const WARP_GROUP_QUERIES: usize = 64;
+/// Threads of a block of `decode_wgmma.cu`, and its queries.
+const DECODE_THREADS: u32 = 128;
+const DECODE_QUERIES: usize = 64;
 /// The maximum length of a head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
 
@@ -44,14 +35,16 @@ struct Shape {
     pages: u32,
     window: u32,
     scale: f32,
+    splits: u32,
+    results: u32,
 }
 
 /// The kernels of attention.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Variant {
-    /// `prefill.cu` and `decode.cu`, which compute in `f32`.
+    /// `prefill.cu`, which computes in `f32`.
     Vectors,
-    /// `prefill_mma.cu`, with tensor cores, and `decode.cu`.
+    /// `prefill_mma.cu`, with tensor cores.
     Mma,
     /// `prefill_wgmma.cu` and `decode_wgmma.cu`, with the tensor cores of Hopper.
     Wgmma,
@@ -105,30 +98,21 @@ impl Variant {
         }
     }
 
-    /// Returns the number of blocks of `decode` for each split of a group of query heads.
-    fn blocks_of_group(self, group: usize, head_dim: usize) -> usize {
+    /// Returns the number of positions in a tile of keys.
+    fn keys(self, head_dim: usize) -> usize {
         match self {
-            // As many heads a block as divide the group.
-            Self::Vectors | Self::Mma => {
-                let most = if head_dim > 128 { 4 } else { 8 };
-                group / (1..=most).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
-            }
-            Self::Wgmma => group.div_ceil(WARP_GROUP_QUERIES),
+            // A tile is as long as one of queries.
+            Self::Vectors | Self::Mma => self.queries(head_dim),
+            // A tile is square.
+            Self::Wgmma => head_dim,
         }
     }
 
-    /// Returns the number of splits of the positions, enough for every multiprocessor when the cache is full. A split has `across`
-    /// blocks.
-    fn splits(self, across: usize, capacity: usize, head_dim: usize, multiprocessors: usize) -> usize {
+    /// Returns the blocks that share a multiprocessor when single positions see many others.
+    fn blocks(self) -> usize {
         match self {
-            Self::Vectors | Self::Mma => {
-                let splits = (BLOCKS * multiprocessors / across).clamp(1, MOST_SPLITS);
-                splits.min(capacity.div_ceil(FEWEST)).max(1)
-            }
-            // A tile is square.
-            Self::Wgmma => {
-                (BLOCKS_OF_WGMMA * multiprocessors / across).clamp(1, capacity.div_ceil(head_dim).max(1))
-            }
+            Self::Vectors | Self::Mma => 4,
+            Self::Wgmma => 2,
         }
     }
 }
@@ -169,6 +153,8 @@ impl Cuda {
             pages: to_u32("pages", batch.slots().table_length())?,
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
+            splits: 1,
+            results: 0,
         };
         if let Some(norms) = norms {
             self.kernels.head_norms(&mut qkv, &norms, [heads, kv_heads, head_dim])?;
@@ -192,8 +178,6 @@ impl Cuda {
     ) -> Result<()> {
         let (start, rows) = (part.rows.start, part.rows.len());
         let (dtype, group) = (qkv.dtype(), heads / kv_heads);
-        let run = if part.is_single() { 1 } else { rows };
-        let shape = Shape { rows: to_u32("positions", rows)?, run: run as u32, ..shape };
         let variant = Variant::choose(dtype, head_dim, self.gpu.device.info().capability);
         let source = Source::Attention(dtype, head_dim, group, variant);
         let device = batch.device()?;
@@ -206,6 +190,30 @@ impl Cuda {
             device.rotations.bytes() >= part.rows.end * rotations,
             "a batch has the rotations of all its tokens"
         );
+        let is_single = part.is_single();
+        let decodes = is_single && variant == Variant::Wgmma;
+        let run = if is_single { 1 } else { rows };
+        let queries = if decodes { DECODE_QUERIES } else { variant.queries(head_dim) };
+        let (tiles, runs) = ((run * group).div_ceil(queries), rows / run * kv_heads);
+        let mut shape = Shape { rows: to_u32("positions", rows)?, run: run as u32, ..shape };
+        // Without tensor cores, tiles of keys do not have sums of their own, whose order would be that of a prompt.
+        if is_single && (self.numerics == Numerics::Fast || variant != Variant::Vectors) {
+            if tiles * runs > ARRIVALS {
+                return Err(Error::input(format!(
+                    "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
+                )));
+            }
+            let blocks = variant.blocks() * self.gpu.device.info().multiprocessors as usize;
+            let most = (slots.table_length() * PAGE_SIZE).div_ceil(variant.keys(head_dim)).max(1);
+            let splits = (blocks / (tiles * runs)).clamp(1, most);
+            let results = match self.numerics {
+                _ if splits == 1 => 0,
+                Numerics::Fast => splits,
+                // Each tile leaves a result, so that the bits are those of a prompt.
+                Numerics::Invariant => most,
+            };
+            shape = Shape { splits: splits as u32, results: results as u32, ..shape };
+        }
         // The first arguments of all three kernels.
         let begin = |name| -> Result<KernelCall<'_>> {
             let mut kernel = self.kernels.call(source, name);
@@ -215,51 +223,29 @@ impl Cuda {
                 .block(&device.state, slots.state_offset(part) * size_of::<u32>())?;
             Ok(kernel)
         };
-        let across = rows * kv_heads * variant.blocks_of_group(group, head_dim);
-        if part.is_single() && across > ARRIVALS {
-            return Err(Error::input(format!(
-                "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
-            )));
+        if !decodes {
+            let mut append = begin("append")?;
+            append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
+            // SAFETY: a block reads the position, page table and rotations of one row, and one key and value head of the input, and
+            // writes them to that slot of the cache. The slots on the device are those that were checked: see `Batch::update_device`.
+            unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
         }
-        // The order in which `decode.cu` adds positions depends on their number.
-        if part.is_single() && (self.numerics == Numerics::Fast || variant == Variant::Wgmma) {
-            let multiprocessors = self.gpu.device.info().multiprocessors as usize;
-            let longest = slots.table_length() * PAGE_SIZE;
-            let splits = variant.splits(across, longest, head_dim, multiprocessors);
-            let results = match variant {
-                _ if splits == 1 => 0,
-                // Each tile leaves a result, so that the bits are those of `prefill`.
-                Variant::Wgmma if self.numerics == Numerics::Invariant => longest.div_ceil(head_dim),
-                _ => splits,
-            };
-            // The block returns to the pool at the end of this function: its next user comes later in the stream.
-            let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
-            let mut decode = begin("decode")?;
-            decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
-            decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(results as u32).value(shape);
-            let shared = variant.shared_bytes(WARP_GROUP_QUERIES, 2, head_dim);
-            // SAFETY: a block reads the position, page table and rotations of one row of the part, its heads in the input, and keys and
-            // values of its pages up to its position. It writes that slot of the cache, its heads in `y`, and counter blockIdx.y <
-            // ARRIVALS. If there are several splits, it writes `head_dim` + 2 floats of `partial` for each of its heads and results.
-            // The slots on the device are those that were checked: see `Batch::update_device`. A block reads them before
-            // earlier kernels have ended, as only copies write them. It also reads earlier positions then: they are complete if the batch
-            // was made as `Compute::attention` and `SlotMapping::push` say, and otherwise have any value. The counters
-            // are used in the order of the stream, and zero after.
-            return unsafe { decode.launch_with_shared([splits as u32, across as u32], THREADS, shared) };
-        }
-        let mut append = begin("append")?;
-        append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
-        // SAFETY: a block reads the position, page table and rotations of one row, and one key and value head of the input, and writes
-        // them to that slot of the cache, which was checked as above.
-        unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
-        let tiles = (run * group).div_ceil(variant.queries(head_dim)) as u32;
-        let mut prefill = begin("prefill")?;
-        prefill.read(&cache.keys)?.read(&cache.values)?.write_from(y, start)?.value(shape);
-        let (threads, shared) =
-            (variant.threads(), variant.shared_bytes(variant.queries(head_dim), 4, head_dim));
-        let runs = (rows / run) as u32;
-        // SAFETY: a block reads rows of one run of the part with their rotations, and keys and values of its pages up to the last
-        // row's position, as rows of a run follow each other; it writes its rows and heads of `y`.
-        unsafe { prefill.launch_with_shared([tiles, shape.kv_heads * runs], threads, shared) }
+        // The block returns to the pool at the end of this function: its next user comes later in the stream.
+        let results = shape.results as usize;
+        let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
+        let mut attend = begin(if decodes { "decode" } else { "prefill" })?;
+        attend.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
+        attend.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
+        let (threads, tiles_of_keys) = if decodes { (DECODE_THREADS, 2) } else { (variant.threads(), 4) };
+        let shared = variant.shared_bytes(queries, tiles_of_keys, head_dim);
+        let grid = [to_u32("queries", tiles * shape.splits as usize)?, to_u32("heads", runs)?];
+        // SAFETY: a block reads rows of one run of the part with their rotations, positions and page tables, and keys and values of its
+        // pages up to the last row's position, as rows of a run follow each other; it writes its rows and heads of `y`. If there are
+        // several splits, a row is a run, and a block writes `head_dim` + 2 floats of `partial` for each of its heads and results, and the
+        // counter of its tile of queries, fewer than ARRIVALS. Counters are used in the order of the stream, and zero after. `decode`
+        // writes the slots of its rows in the cache, which were checked as above. It reads positions, tables and earlier keys and values
+        // before earlier kernels have ended: only copies write the former, and the latter are complete if the batch was made as
+        // `Compute::attention` and `SlotMapping::push` say, and otherwise have any value.
+        unsafe { attend.launch_with_shared(grid, threads, shared) }
     }
 }

@@ -17,6 +17,8 @@ struct Shape {
     // Number of positions that a query sees, its own included; all when zero.
     u32 window;
     float scale;
+    // Blocks that share the positions of a row, and the results that they leave: one each, or one for each tile of keys.
+    u32 splits, results;
 };
 
 __device__ __forceinline__ u64 row_length(const Shape& shape) { return (u64)(GROUP + 2) * shape.kv_heads * HEAD_DIM; }
@@ -69,16 +71,16 @@ extern "C" __global__ void append(
     put(key, key + (u64)shape.kv_heads * HEAD_DIM, rotations + (u64)row * HALF, keys + at, values + at);
 }
 
-// The run of rows of a block of `prefill`, whose grid is tiles of queries, and key/value heads of one run after the other.
+// The run of rows of a block. Grids are tiles of queries, each with its splits, and key/value heads of one run after the other.
 struct RunOf {
     const ELEMENT* qkv;
     const float2* rotations;
     ELEMENT* out;
-    u32 kv_head, position;
+    u32 row, kv_head, position;
     Pages pages;
 
     __device__ __forceinline__ RunOf(const Shape& shape, const ELEMENT* qkv, const float2* rotations, const u32* batch, ELEMENT* out) {
-        const u32 row = blockIdx.y / shape.kv_heads * shape.run;
+        row = blockIdx.y / shape.kv_heads * shape.run;
         this->qkv = qkv + row * row_length(shape);
         this->rotations = rotations + (u64)row * HALF;
         this->out = out + (u64)row * GROUP * shape.kv_heads * HEAD_DIM;

@@ -11,11 +11,6 @@ __device__ __forceinline__ u32 rounded_pair(float low, float high) {
     asm("cvt.rn." TEXT(ELEMENT) "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // c[16, 8] += a[16, 16] · b[16, 8], where c is tile n of `tiles`. Each warp's lanes hold their parts.
 template <int COUNT> __device__ __forceinline__ void multiply(float (&tiles)[COUNT], int n, const u32 (&a)[4], u32 b0, u32 b1) {

@@ -1,4 +1,4 @@
-// Attention of many new positions of one sequence, without tensor cores. Compiled behind attention.cu, whose names it uses;
+// Attention of new positions, without tensor cores. Compiled behind attention.cu and softmax.cu, whose names it uses;
 // prefill_mma.cu or prefill_wgmma.cu takes its place where there are tensor cores for the type and head.
 
 #if !defined(MMA) && !defined(WGMMA)
@@ -16,12 +16,12 @@ constexpr int MY_ELEMENTS = ceil_div(HEAD_DIM, 16);
 constexpr int STEP = HEAD_DIM % 4 == 0 ? 4 : 2;
 constexpr int LENGTH = HEAD_DIM + STEP;
 
-// Grid: tiles of queries, key/value heads of one run after the other. A query is one head of one row; all heads of a group are in one
-// tile, so that they share what is read of keys and values. The new positions are in the cache already. Tiles of keys begin at
-// multiples of their length, so that a row does not depend on the others of its run.
-extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
+// A query is one head of one row; all heads of a group are in one tile, so that they share what is read of keys and values. The new
+// positions are in the cache already. Tiles of keys begin at multiples of their length, so that a row does not depend on the others of its
+// run. The blocks of a tile of queries take every `splits`-th tile of keys.
+extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
-    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, Shape shape
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
     wait_for_previous();
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];
@@ -32,7 +32,11 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     out = run.out;
     u32 position = run.position, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
-    u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    const u32 split = blockIdx.x % shape.splits, first = (gridDim.x - 1 - blockIdx.x) / shape.splits * QUERIES;
+    const u32 from = first_seen(shape, position + first / GROUP + 1) / KEYS * KEYS;
+    const u32 to = position + min(first + QUERIES - 1, count - 1) / GROUP + 1;
+    const u32 blocks = min(shape.splits, ceil_div(to - from, KEYS));
+    if (split >= blocks) return;
     for (int i = threadIdx.x; i < QUERIES * HEAD_DIM; i += PREFILL_THREADS) {
         u32 index = first + i / HEAD_DIM;
         float value = 0.0f;
@@ -52,11 +56,9 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
         u32 index = min(first + team * MINE + m, count - 1);
         seen_to[m] = position + index / GROUP + 1;
         seen_from[m] = first_seen(shape, seen_to[m]);
-        top[m] = -1e30f;
+        top[m] = LOWEST;
     }
-    u32 from = first_seen(shape, position + first / GROUP + 1) / KEYS * KEYS;
-    u32 to = position + min(first + QUERIES - 1, count - 1) / GROUP + 1;
-    for (u32 start = from; start < to; start += KEYS) {
+    for (u32 start = from + split * KEYS; start < to; start += shape.splits * KEYS) {
         const u64 offset = run.pages.at(start);
         __syncthreads();
         for (int i = threadIdx.x; i < KEYS * HEAD_DIM; i += PREFILL_THREADS) {
@@ -126,10 +128,23 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
             }
         }
     }
+    const Splits splits(partial, shape, run.row, kv_head);
     #pragma unroll
     for (int m = 0; m < MINE; m++) {
         u32 index = first + team * MINE + m;
         if (index >= count) continue;
+        if (blocks > 1) {
+            const u64 result = (u64)split * GROUP + index;
+            #pragma unroll
+            for (int e = 0; e < MY_ELEMENTS; e++) {
+                if (lane + 16 * e < HEAD_DIM) splits.values[result * HEAD_DIM + lane + 16 * e] = sums[m][e];
+            }
+            if (lane == 0) {
+                splits.softmax[result].top = top[m];
+                splits.softmax[result].weight = weight[m];
+            }
+            continue;
+        }
         u32 row = index / GROUP, head = kv_head * GROUP + index % GROUP;
         ELEMENT* result = out + ((u64)row * GROUP * shape.kv_heads + head) * HEAD_DIM;
         #pragma unroll
@@ -138,6 +153,8 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
             if (at < HEAD_DIM) result[at] = narrow<ELEMENT>(sums[m][e] / weight[m]);
         }
     }
+    if (blocks == 1 || !Splits::are_complete(arrivals, shape, blocks)) return;
+    splits.add(out + (u64)kv_head * GROUP * HEAD_DIM, first, min(first + QUERIES, GROUP), blocks, LOG2_E);
 }
 
 #endif

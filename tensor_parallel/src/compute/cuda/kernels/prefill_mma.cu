@@ -1,4 +1,4 @@
-// Attention of many new positions on tensor cores, for 16-bit types and heads of a multiple of 16 elements up to 128.
+// Attention of new positions on tensor cores, for 16-bit types and heads of a multiple of 16 elements up to 128.
 // Compiled behind attention.cu, mma.cu and softmax.cu, whose names it uses.
 //
 // Queries and weights are rounded to 16 bits, sums are f32.
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const ELEMENT* row)
 // As `prefill` in prefill.cu, in whose place it stands.
 extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
-    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, Shape shape
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
     wait_for_previous();
     alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];
@@ -36,7 +36,11 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     out = run.out;
     u32 position = run.position, kv_head = run.kv_head, count = shape.run * GROUP;
     // The tiles with most to do come first.
-    u32 tile = (gridDim.x - 1 - blockIdx.x) * TENSOR_QUERIES;
+    const u32 split = blockIdx.x % shape.splits, tile = (gridDim.x - 1 - blockIdx.x) / shape.splits * TENSOR_QUERIES;
+    const u32 from = first_seen(shape, position + tile / GROUP + 1) / TENSOR_KEYS;
+    const u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
+    const u32 tiles = ceil_div(to, TENSOR_KEYS) - from, blocks = min(shape.splits, tiles);
+    if (split >= blocks) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Queries mine(shape, tile + warp * 16, count, position);
     u32 query[HEAD_DIM / 16][4];
@@ -57,9 +61,10 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
 
     float sums[HEAD_DIM / 2] = {};
     u32 weights[TENSOR_KEYS / 16][4];
-    u32 from = first_seen(shape, position + tile / GROUP + 1) / TENSOR_KEYS * TENSOR_KEYS;
-    u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
-    for (u32 start = from; start < to; start += TENSOR_KEYS) {
+    const Splits splits(partial, shape, run.row, kv_head);
+    const bool leaves_tiles = blocks > 1 && shape.results > shape.splits;
+    for (u32 t = split; t < tiles; t += shape.splits) {
+        const u32 start = (from + t) * TENSOR_KEYS;
         const u64 offset = run.pages.at(start);
         __syncthreads();
         constexpr int PACKS = HEAD_DIM / 8;
@@ -103,10 +108,16 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
                 for (int h = 0; h < 2; h++) multiply(weighted, 2 * n + h, weights[k], b[2 * h], b[2 * h + 1]);
             }
         }
-        mine.add(sums, weighted, of_tile);
+        if (leaves_tiles) mine.leave(splits, t, weighted, of_tile);
+        else mine.add(sums, weighted, of_tile);
     }
-
-    mine.store(sums, out, shape, kv_head, count);
+    if (blocks == 1) {
+        mine.store(sums, out, shape, kv_head, count);
+        return;
+    }
+    if (!leaves_tiles) mine.leave(splits, split, sums, mine.all);
+    if (!Splits::are_complete(arrivals, shape, blocks)) return;
+    splits.add(out + (u64)kv_head * GROUP * HEAD_DIM, tile, min(tile + TENSOR_QUERIES, GROUP), leaves_tiles ? tiles : blocks, mine.scale);
 }
 
 #endif

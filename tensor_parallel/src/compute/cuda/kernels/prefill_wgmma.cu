@@ -123,7 +123,7 @@ template <int THREADS> __device__ __forceinline__ void load_queries(
 // As `prefill` in prefill.cu, in whose place it stands.
 extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
-    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, Shape shape
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, float*, u32*, Shape shape
 ) {
     wait_for_previous();
     extern __shared__ unsigned char memory[];

@@ -1,7 +1,11 @@
-// The softmax of attention on tensor cores. Compiled behind attention.cu and mma.cu, whose names it uses.
+// The softmax of attention, and what blocks leave that share the positions of a row. Compiled behind attention.cu and mma.cu, whose names
+// it uses.
 
-#if defined(MMA) || defined(WGMMA)
-
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 // Less than every score.
 #define LOWEST (-1e30f)
 
@@ -22,6 +26,83 @@ struct Softmax {
         return __fmaf_rn(next, share, __fmul_rn(sum, keep));
     }
 };
+
+// Split-KV, as in flash decoding: the blocks that share the positions of a row leave the weighted values and the softmax of each of their
+// results, and the last block to finish adds them in ascending order.
+struct Splits {
+    // [results, GROUP, HEAD_DIM], and [results, GROUP].
+    float* values;
+    Softmax* softmax;
+
+    __device__ __forceinline__ Splits(float* partial, const Shape& shape, u32 row, u32 kv_head) {
+        const u64 all = (u64)shape.rows * shape.kv_heads * shape.results * GROUP;
+        const u64 first = ((u64)row * shape.kv_heads + kv_head) * shape.results * GROUP;
+        values = partial + first * HEAD_DIM;
+        softmax = (Softmax*)(partial + all * HEAD_DIM) + first;
+    }
+    // Returns true in the last of `blocks` blocks that share a tile of queries. `arrivals` has a counter for each tile, zero before and after.
+    static __device__ __forceinline__ bool are_complete(u32* arrivals, const Shape& shape, u32 blocks) {
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32* const counter = arrivals + blockIdx.y * (gridDim.x / shape.splits) + blockIdx.x / shape.splits;
+            last = atomicAdd(counter, 1) == blocks - 1;
+            if (last) *counter = 0;
+        }
+        __syncthreads();
+        if (last) __threadfence();
+        return last;
+    }
+    // Adds `count` results of the heads from `first` to `end`, and writes them behind `out`, the first head of the group.
+    __device__ __forceinline__ void add(ELEMENT* out, u32 first, u32 end, u32 count, float scale) const {
+        constexpr int PIECE = HEAD_DIM % 4 == 0 ? 4 : 2;
+        constexpr u32 IN_FLIGHT = 12;
+        #pragma unroll 1
+        for (u32 i = first * HEAD_DIM + threadIdx.x * PIECE; i < end * HEAD_DIM; i += blockDim.x * PIECE) {
+            Softmax all;
+            float sums[PIECE] = {};
+            #pragma unroll 1
+            for (u32 from = 0; from < count; from += IN_FLIGHT) {
+                Pack<float, PIECE> pieces[IN_FLIGHT];
+                float2 softmaxes[IN_FLIGHT];
+                #pragma unroll
+                for (u32 r = 0; r < IN_FLIGHT; r++) {
+                    if (from + r >= count) continue;
+                    pieces[r] = load_fresh((const Pack<float, PIECE>*)(values + (u64)(from + r) * GROUP * HEAD_DIM + i));
+                    softmaxes[r] = __ldcg((const float2*)(softmax + (u64)(from + r) * GROUP + i / HEAD_DIM));
+                }
+                #pragma unroll
+                for (u32 r = 0; r < IN_FLIGHT; r++) {
+                    if (from + r >= count) continue;
+                    float keep, share;
+                    all.add({softmaxes[r].x, softmaxes[r].y}, scale, keep, share);
+                    #pragma unroll
+                    for (int e = 0; e < PIECE; e++) sums[e] = Softmax::add_values(sums[e], keep, pieces[r].of[e], share);
+                }
+            }
+            const float share = 1.0f / all.weight;
+            Pack<ELEMENT, PIECE> result;
+            #pragma unroll
+            for (int e = 0; e < PIECE; e++) result.of[e] = narrow<ELEMENT>(sums[e] * share);
+            *(Pack<ELEMENT, PIECE>*)(out + i) = result;
+        }
+    }
+
+private:
+    // Loads what another block has written.
+    template <int N> static __device__ __forceinline__ Pack<float, N> load_fresh(const Pack<float, N>* from) {
+        if constexpr (N == 4) {
+            const float4 four = __ldcg((const float4*)from);
+            return {{four.x, four.y, four.z, four.w}};
+        } else {
+            const float2 two = __ldcg((const float2*)from);
+            return {{two.x, two.y}};
+        }
+    }
+};
+
+#if defined(MMA) || defined(WGMMA)
 
 // A lane's parts of two queries, eight apart. Each tile of keys has a softmax of its own, and tiles are added in ascending order. Of four
 // scores of a lane, the first two are those of the first query for the keys `column` and `column` + 1, the others those of the second.
@@ -92,6 +173,20 @@ struct Queries {
         for (int k = 0; k < COUNT / 8; k++) {
             #pragma unroll
             for (int i = 0; i < 4; i++) rounded[k][i] = rounded_pair(weights[8 * k + 2 * i], weights[8 * k + 2 * i + 1]);
+        }
+    }
+    // Leaves the weighted values and the softmax of a result.
+    __device__ __forceinline__ void leave(
+        const Splits& splits, u32 result, const float (&values)[HEAD_DIM / 2], const Softmax (&softmax)[2]
+    ) const {
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (index[r] >= GROUP) continue;
+            const u64 head = (u64)result * GROUP + index[r];
+            #pragma unroll
+            for (int n = 0; n < HEAD_DIM / 8; n++)
+                *(float2*)(splits.values + head * HEAD_DIM + n * 8 + column) = make_float2(values[4 * n + 2 * r], values[4 * n + 2 * r + 1]);
+            if (threadIdx.x % 4 == 0) splits.softmax[head] = softmax[r];
         }
     }
     // Writes the sums of the queries, divided by their weights.
