@@ -51,7 +51,7 @@ struct Work {
     /// The folder of a model
     #[arg(long, value_name = "DIR", value_parser = |path: &str| std::fs::canonicalize(path))]
     model: Option<PathBuf>,
-    /// The type in which weights are held
+    /// The type in which weights are held: that of the checkpoint, or bf16 without --model
     #[arg(long)]
     dtype: Option<DType>,
     /// The numbers of sequences
@@ -115,7 +115,7 @@ fn rank(work: &Work) -> Result<()> {
     } else {
         let tokens_per_layer = VOCABULARY.div_ceil(work.layers.max(1));
         let shape = ModelShape { tokens_per_layer, ..ModelShape::llama_8b() };
-        steps::load(&shape.config(work.layers)?, DType::BF16, group)?
+        steps::load(&shape.config(work.layers)?, work.dtype.unwrap_or(DType::BF16), group)?
     };
     let mut results = Vec::new();
     let kinds = if group.device().is_some() { &[Passes::Eager, Passes::Graph][..] } else { &[Passes::Eager] };

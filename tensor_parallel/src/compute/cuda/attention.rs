@@ -19,9 +19,6 @@ use crate::tensor::Tensor;
 /// Number of counters for the blocks of one launch that wait for each other's results.
 pub(super) const ARRIVALS: usize = MOST_BLOCKS_Y as usize;
 
-/// Threads of a block of `decode_wgmma.cu`, and its queries.
-const DECODE_THREADS: u32 = 128;
-const DECODE_QUERIES: usize = 64;
 /// The maximum length of a head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
 
@@ -71,22 +68,24 @@ impl Variant {
         }
     }
 
-    /// Returns the number of queries in a tile of `prefill`.
-    fn queries(self, head_dim: usize) -> usize {
+    /// Returns the kernel for single positions or for prompts.
+    fn kernel(self, is_single: bool) -> &'static str {
+        if is_single && self != Self::Mma { "decode" } else { "prefill" }
+    }
+
+    /// Returns the number of queries in a tile of this kernel.
+    fn queries(self, is_single: bool, head_dim: usize) -> usize {
         match self {
-            Self::Vectors if head_dim <= 128 => 32,
-            Self::Vectors => 16,
-            Self::Mma => 64,
-            Self::Wgmma => 128,
+            Self::Vectors if is_single => 8,
+            Self::Vectors => self.keys(head_dim),
+            Self::Wgmma if !is_single => 128,
+            Self::Mma | Self::Wgmma => 64,
         }
     }
 
-    /// Returns the number of threads of a block of `prefill`.
-    fn threads(self) -> u32 {
-        match self {
-            Self::Vectors | Self::Mma => 128,
-            Self::Wgmma => 256,
-        }
+    /// Returns the number of threads of its blocks.
+    fn threads(self, is_single: bool) -> u32 {
+        if self == Self::Wgmma && !is_single { 256 } else { 128 }
     }
 
     /// Returns the bytes of dynamic shared memory for this number of queries and of tiles of keys and values.
@@ -101,8 +100,9 @@ impl Variant {
     /// Returns the number of positions in a tile of keys.
     fn keys(self, head_dim: usize) -> usize {
         match self {
-            // A tile is as long as one of queries.
-            Self::Vectors | Self::Mma => self.queries(head_dim),
+            Self::Vectors if head_dim <= 128 => 32,
+            Self::Vectors => 16,
+            Self::Mma => 64,
             // A tile is square.
             Self::Wgmma => head_dim,
         }
@@ -191,29 +191,32 @@ impl Cuda {
             "a batch has the rotations of all its tokens"
         );
         let is_single = part.is_single();
-        let decodes = is_single && variant == Variant::Wgmma;
         let run = if is_single { 1 } else { rows };
-        let queries = if decodes { DECODE_QUERIES } else { variant.queries(head_dim) };
+        let queries = variant.queries(is_single, head_dim);
         let (tiles, runs) = ((run * group).div_ceil(queries), rows / run * kv_heads);
-        let mut shape = Shape { rows: to_u32("positions", rows)?, run: run as u32, ..shape };
-        // Without tensor cores, tiles of keys do not have sums of their own, whose order would be that of a prompt.
-        if is_single && (self.numerics == Numerics::Fast || variant != Variant::Vectors) {
-            if tiles * runs > ARRIVALS {
-                return Err(Error::input(format!(
-                    "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
-                )));
-            }
-            let blocks = variant.blocks() * self.gpu.device.info().multiprocessors as usize;
-            let most = (slots.table_length() * PAGE_SIZE).div_ceil(variant.keys(head_dim)).max(1);
-            let splits = (blocks / (tiles * runs)).clamp(1, most);
-            let results = match self.numerics {
-                _ if splits == 1 => 0,
-                Numerics::Fast => splits,
-                // Each tile leaves a result, so that the bits are those of a prompt.
-                Numerics::Invariant => most,
-            };
-            shape = Shape { splits: splits as u32, results: results as u32, ..shape };
+        if is_single && tiles * runs > ARRIVALS {
+            return Err(Error::input(format!(
+                "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
+            )));
         }
+        // Without tensor cores, tiles of keys do not have sums of their own, which could be added in the order of a prompt's.
+        let can_share = is_single && (self.numerics == Numerics::Fast || variant != Variant::Vectors);
+        let blocks = variant.blocks() * self.gpu.device.info().multiprocessors as usize;
+        let tiles_of_keys = (slots.table_length() * PAGE_SIZE).div_ceil(variant.keys(head_dim));
+        let splits = if can_share { (blocks / (tiles * runs)).clamp(1, tiles_of_keys.max(1)) } else { 1 };
+        let results = match self.numerics {
+            _ if splits == 1 => 0,
+            Numerics::Fast => splits,
+            // Each tile leaves a result, so that the bits are those of a prompt.
+            Numerics::Invariant => tiles_of_keys,
+        };
+        let shape = Shape {
+            rows: to_u32("positions", rows)?,
+            run: run as u32,
+            splits: splits as u32,
+            results: results as u32,
+            ..shape
+        };
         // The first arguments of all three kernels.
         let begin = |name| -> Result<KernelCall<'_>> {
             let mut kernel = self.kernels.call(source, name);
@@ -223,7 +226,8 @@ impl Cuda {
                 .block(&device.state, slots.state_offset(part) * size_of::<u32>())?;
             Ok(kernel)
         };
-        if !decodes {
+        let appends = is_single && variant == Variant::Wgmma;
+        if !appends {
             let mut append = begin("append")?;
             append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
             // SAFETY: a block reads the position, page table and rotations of one row, and one key and value head of the input, and
@@ -231,21 +235,19 @@ impl Cuda {
             unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
         }
         // The block returns to the pool at the end of this function: its next user comes later in the stream.
-        let results = shape.results as usize;
         let partial = self.gpu.scratch(rows * heads * results * (head_dim + 2) * size_of::<f32>())?;
-        let mut attend = begin(if decodes { "decode" } else { "prefill" })?;
+        let mut attend = begin(variant.kernel(is_single))?;
         attend.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
         attend.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
-        let (threads, tiles_of_keys) = if decodes { (DECODE_THREADS, 2) } else { (variant.threads(), 4) };
-        let shared = variant.shared_bytes(queries, tiles_of_keys, head_dim);
-        let grid = [to_u32("queries", tiles * shape.splits as usize)?, to_u32("heads", runs)?];
+        let shared = variant.shared_bytes(queries, if is_single { 2 } else { 4 }, head_dim);
+        let grid = [to_u32("queries", tiles * splits)?, to_u32("heads", runs)?];
         // SAFETY: a block reads rows of one run of the part with their rotations, positions and page tables, and keys and values of its
         // pages up to the last row's position, as rows of a run follow each other; it writes its rows and heads of `y`. If there are
         // several splits, a row is a run, and a block writes `head_dim` + 2 floats of `partial` for each of its heads and results, and the
-        // counter of its tile of queries, fewer than ARRIVALS. Counters are used in the order of the stream, and zero after. `decode`
-        // writes the slots of its rows in the cache, which were checked as above. It reads positions, tables and earlier keys and values
-        // before earlier kernels have ended: only copies write the former, and the latter are complete if the batch was made as
+        // counter of its tile of queries, below ARRIVALS. Counters are used in the order of the stream, and zero after. A kernel that
+        // appends writes the slots of its rows in the cache, which were checked as above. It reads positions, tables and earlier keys and
+        // values before earlier kernels have ended: only copies write the former, and the latter are complete if the batch was made as
         // `Compute::attention` and `SlotMapping::push` say, and otherwise have any value.
-        unsafe { attend.launch_with_shared(grid, threads, shared) }
+        unsafe { attend.launch_with_shared(grid, variant.threads(is_single), shared) }
     }
 }

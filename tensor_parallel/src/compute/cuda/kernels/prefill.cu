@@ -5,24 +5,23 @@
 
 #define PREFILL_THREADS 128
 // Queries and keys a tile, so that it fits the shared memory that every block may have.
-constexpr int QUERIES = HEAD_DIM > 128 ? 16 : 32;
-constexpr int KEYS = HEAD_DIM > 128 ? 16 : 32;
+constexpr int KEYS = HEAD_DIM > 128 ? 16 : 32, PREFILL_QUERIES = KEYS, DECODE_QUERIES = 8;
 static_assert(PAGE_SIZE % KEYS == 0, "a tile lies within a page");
-// Sixteen threads share QUERIES / 8 queries, and stripe over keys and elements.
-constexpr int MINE = QUERIES / 8;
 constexpr int MY_KEYS = KEYS / 16;
 constexpr int MY_ELEMENTS = ceil_div(HEAD_DIM, 16);
-// Elements of a dot product at once; rows are this much longer, so that sixteen of them lie in different banks.
+// Elements that are loaded or multiplied at once; rows are this much longer, so that sixteen of them lie in different banks.
 constexpr int STEP = HEAD_DIM % 4 == 0 ? 4 : 2;
 constexpr int LENGTH = HEAD_DIM + STEP;
 
 // A query is one head of one row; all heads of a group are in one tile, so that they share what is read of keys and values. The new
 // positions are in the cache already. Tiles of keys begin at multiples of their length, so that a row does not depend on the others of its
 // run. The blocks of a tile of queries take every `splits`-th tile of keys.
-extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
+template <int QUERIES> __device__ __forceinline__ void attend(
     const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
     const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
+    // Sixteen threads share these queries, and stripe over keys and elements.
+    constexpr int MINE = QUERIES / 8;
     wait_for_previous();
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];
     __shared__ float shares[QUERIES][KEYS + 1];
@@ -49,6 +48,8 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
     }
 
     int team = threadIdx.x / 16, lane = threadIdx.x % 16;
+    // A warp has two teams.
+    const bool has_queries = first + team / 2 * 2 * MINE < count;
     u32 seen_to[MINE], seen_from[MINE];
     float top[MINE], weight[MINE] = {}, sums[MINE][MY_ELEMENTS] = {};
     #pragma unroll
@@ -60,62 +61,67 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
     }
     for (u32 start = from + split * KEYS; start < to; start += shape.splits * KEYS) {
         const u64 offset = run.pages.at(start);
-        __syncthreads();
-        for (int i = threadIdx.x; i < KEYS * HEAD_DIM; i += PREFILL_THREADS) {
-            u32 at = start + i / HEAD_DIM;
-            tile[i / HEAD_DIM][i % HEAD_DIM] = at < to ? widen(keys[offset + i]) : 0.0f;
-        }
-        __syncthreads();
-        float score[MINE][MY_KEYS] = {};
-        #pragma unroll 4
-        for (int e = 0; e < HEAD_DIM; e += STEP) {
-            Pack<float, STEP> q[MINE], k[MY_KEYS];
-            #pragma unroll
-            for (int m = 0; m < MINE; m++) q[m] = *(Pack<float, STEP>*)&query[team * MINE + m][e];
-            #pragma unroll
-            for (int n = 0; n < MY_KEYS; n++) k[n] = *(Pack<float, STEP>*)&tile[lane + 16 * n][e];
-            #pragma unroll
-            for (int m = 0; m < MINE; m++) {
+        auto load = [&](const ELEMENT* from) {
+            __syncthreads();
+            #pragma unroll 4
+            for (int i = threadIdx.x * STEP; i < KEYS * HEAD_DIM; i += PREFILL_THREADS * STEP) {
+                Pack<ELEMENT, STEP> elements = {};
+                if (start + i / HEAD_DIM < to) elements = *(const Pack<ELEMENT, STEP>*)(from + offset + i);
+                Pack<float, STEP> wide;
                 #pragma unroll
-                for (int n = 0; n < MY_KEYS; n++) {
+                for (int s = 0; s < STEP; s++) wide.of[s] = widen(elements.of[s]);
+                *(Pack<float, STEP>*)&tile[i / HEAD_DIM][i % HEAD_DIM] = wide;
+            }
+            __syncthreads();
+        };
+        load(keys);
+        if (has_queries) {
+            float score[MINE][MY_KEYS] = {};
+            #pragma unroll 4
+            for (int e = 0; e < HEAD_DIM; e += STEP) {
+                Pack<float, STEP> q[MINE], k[MY_KEYS];
+                #pragma unroll
+                for (int m = 0; m < MINE; m++) q[m] = *(Pack<float, STEP>*)&query[team * MINE + m][e];
+                #pragma unroll
+                for (int n = 0; n < MY_KEYS; n++) k[n] = *(Pack<float, STEP>*)&tile[lane + 16 * n][e];
+                #pragma unroll
+                for (int m = 0; m < MINE; m++) {
                     #pragma unroll
-                    for (int s = 0; s < STEP; s++) score[m][n] += q[m].of[s] * k[n].of[s];
+                    for (int n = 0; n < MY_KEYS; n++) {
+                        #pragma unroll
+                        for (int s = 0; s < STEP; s++) score[m][n] += q[m].of[s] * k[n].of[s];
+                    }
                 }
             }
-        }
-        #pragma unroll
-        for (int m = 0; m < MINE; m++) {
-            float high = top[m];
             #pragma unroll
-            for (int n = 0; n < MY_KEYS; n++) {
-                u32 at = start + lane + 16 * n;
-                if (at < seen_from[m] || at >= seen_to[m]) score[m][n] = UNSEEN;
-                high = fmaxf(high, score[m][n]);
+            for (int m = 0; m < MINE; m++) {
+                float high = top[m];
+                #pragma unroll
+                for (int n = 0; n < MY_KEYS; n++) {
+                    u32 at = start + lane + 16 * n;
+                    if (at < seen_from[m] || at >= seen_to[m]) score[m][n] = UNSEEN;
+                    high = fmaxf(high, score[m][n]);
+                }
+                #pragma unroll
+                for (int offset = 8; offset > 0; offset /= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, offset));
+                float keep = expf(top[m] - high), all = 0.0f;
+                top[m] = high;
+                #pragma unroll
+                for (int n = 0; n < MY_KEYS; n++) {
+                    float share = expf(score[m][n] - high);
+                    shares[team * MINE + m][lane + 16 * n] = share;
+                    all += share;
+                }
+                #pragma unroll
+                for (int offset = 8; offset > 0; offset /= 2) all += __shfl_xor_sync(0xffffffff, all, offset);
+                weight[m] = weight[m] * keep + all;
+                #pragma unroll
+                for (int e = 0; e < MY_ELEMENTS; e++) sums[m][e] *= keep;
             }
-            #pragma unroll
-            for (int offset = 8; offset > 0; offset /= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, offset));
-            float keep = expf(top[m] - high), all = 0.0f;
-            top[m] = high;
-            #pragma unroll
-            for (int n = 0; n < MY_KEYS; n++) {
-                float share = expf(score[m][n] - high);
-                shares[team * MINE + m][lane + 16 * n] = share;
-                all += share;
-            }
-            #pragma unroll
-            for (int offset = 8; offset > 0; offset /= 2) all += __shfl_xor_sync(0xffffffff, all, offset);
-            weight[m] = weight[m] * keep + all;
-            #pragma unroll
-            for (int e = 0; e < MY_ELEMENTS; e++) sums[m][e] *= keep;
         }
-        __syncthreads();
-        for (int i = threadIdx.x; i < KEYS * HEAD_DIM; i += PREFILL_THREADS) {
-            u32 at = start + i / HEAD_DIM;
-            tile[i / HEAD_DIM][i % HEAD_DIM] = at < to ? widen(values[offset + i]) : 0.0f;
-        }
-        __syncthreads();
+        load(values);
         #pragma unroll 4
-        for (int n = 0; n < KEYS; n++) {
+        for (int n = 0; has_queries && n < KEYS; n++) {
             float share[MINE];
             #pragma unroll
             for (int m = 0; m < MINE; m++) share[m] = shares[team * MINE + m][n];
@@ -139,10 +145,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
             for (int e = 0; e < MY_ELEMENTS; e++) {
                 if (lane + 16 * e < HEAD_DIM) splits.values[result * HEAD_DIM + lane + 16 * e] = sums[m][e];
             }
-            if (lane == 0) {
-                splits.softmax[result].top = top[m];
-                splits.softmax[result].weight = weight[m];
-            }
+            if (lane == 0) splits.softmax[result] = {top[m], weight[m]};
             continue;
         }
         u32 row = index / GROUP, head = kv_head * GROUP + index % GROUP;
@@ -155,6 +158,20 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
     }
     if (blocks == 1 || !Splits::are_complete(arrivals, shape, blocks)) return;
     splits.add(out + (u64)kv_head * GROUP * HEAD_DIM, first, min(first + QUERIES, GROUP), blocks, LOG2_E);
+}
+
+extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) prefill(
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
+) {
+    attend<PREFILL_QUERIES>(qkv, rotations, batch, keys, values, out, partial, arrivals, shape);
+}
+// One row of each of some sequences.
+extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 4) decode(
+    const ELEMENT* qkv, const float2* rotations, const u32* __restrict__ batch,
+    const ELEMENT* keys, const ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
+) {
+    attend<DECODE_QUERIES>(qkv, rotations, batch, keys, values, out, partial, arrivals, shape);
 }
 
 #endif
