@@ -1,5 +1,6 @@
 //! Models by their name on the Hugging Face hub, from the cache that Hugging Face's tools fill. This module downloads nothing.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::rendezvous::Environment;
@@ -20,6 +21,14 @@ pub enum HubError {
         /// The folder of the cache.
         cache: PathBuf,
     },
+    /// A part of the cache cannot be read.
+    #[error("cannot read {} in the Hugging Face cache: {error}", .path.display())]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// The error of the operating system.
+        error: String,
+    },
     /// The environment does not give the location of the cache.
     #[error("{0} is not a folder, and without HOME or HF_HOME there is no Hugging Face cache to look into")]
     NoCache(String),
@@ -38,14 +47,30 @@ pub fn resolve(model: &Path, environment: &Environment) -> Result<PathBuf, HubEr
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     let reference = repository.join("refs").join(revision.unwrap_or("main"));
     // A reference contains the commit that it points to; a commit points to itself.
-    let commit = std::fs::read_to_string(reference).ok().map(|text| text.trim().to_owned());
+    let commit =
+        if_there(&reference, std::fs::read_to_string(&reference))?.map(|text| text.trim().to_owned());
     let commit = commit.or_else(|| revision.map(str::to_owned));
     let snapshot = commit.map(|commit| repository.join("snapshots").join(commit));
-    snapshot.filter(|folder| folder.is_dir()).ok_or_else(|| HubError::NotCached {
+    let is_there = match &snapshot {
+        Some(folder) => if_there(folder, std::fs::metadata(folder))?.is_some_and(|found| found.is_dir()),
+        None => false,
+    };
+    snapshot.filter(|_| is_there).ok_or_else(|| HubError::NotCached {
         name: name.into(),
         revision: revision.map(str::to_owned),
         cache,
     })
+}
+
+/// Returns what was read of a path of the cache, or `None` if there is no such path.
+fn if_there<T>(path: &Path, read: io::Result<T>) -> Result<Option<T>, HubError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(HubError::Unreadable { path: path.into(), error: error.to_string() }),
+    }
 }
 
 /// Splits a name into `org/name`, and the revision after an `@`.
@@ -57,16 +82,26 @@ fn parse(text: &str) -> Option<(&str, Option<&str>)> {
     let is_word = |word: &str| {
         !word.is_empty()
             && !word.starts_with('.')
-            && word.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c))
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || ".-_+".contains(c))
     };
     let (organization, model) = name.split_once('/')?;
-    let is_name = is_word(organization) && is_word(model) && revision.is_none_or(is_word);
-    is_name.then_some((name, revision))
+    // A branch may have several parts, such as `refs/pr/1`.
+    let is_revision = revision.is_none_or(|revision| revision.split('/').all(is_word));
+    (is_word(organization) && is_word(model) && is_revision).then_some((name, revision))
 }
 
 /// Returns the folder where Hugging Face's tools keep models.
 fn cache(environment: &Environment) -> Option<PathBuf> {
-    let folder = |name: &str| environment.get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
+    let value = |name: &str| environment.get(name).filter(|text| !text.is_empty());
+    // A file such as /etc/environment sets variables as they are, and Hugging Face's tools then expand them.
+    let part = |part: &str| {
+        let name = if part == "~" { Some("HOME") } else { part.strip_prefix('$') };
+        let name = name.map(|name| name.strip_prefix('{').and_then(|n| n.strip_suffix('}')).unwrap_or(name));
+        name.and_then(value).cloned().unwrap_or_else(|| part.to_owned())
+    };
+    let folder = |name: &str| {
+        value(name).map(|text| text.split('/').map(part).collect::<Vec<_>>().join("/")).map(PathBuf::from)
+    };
     folder("HF_HUB_CACHE")
         .or_else(|| folder("HUGGINGFACE_HUB_CACHE"))
         .or_else(|| folder("HF_HOME").map(|home| home.join("hub")))
@@ -94,6 +129,45 @@ mod tests {
         for name in ["acme/tiny-llama", "acme/tiny-llama@main", "acme/tiny-llama@abc123"] {
             assert_eq!(resolve(name.as_ref(), &environment), Ok(snapshot.clone()), "{name}");
         }
+    }
+
+    #[test]
+    fn revisions_and_folders_are_those_of_hugging_face() {
+        let root = tempfile::tempdir().unwrap();
+        cached(root.path());
+        let repository = root.path().join("hub/models--acme--tiny-llama");
+        for revision in ["refs/pr/1", "feature/x", "v1.0+cpu"] {
+            let reference = repository.join("refs").join(revision);
+            std::fs::create_dir_all(reference.parent().unwrap()).unwrap();
+            std::fs::write(reference, "abc123").unwrap();
+            for (name, value) in [
+                ("HF_HOME", "~"),
+                ("HF_HOME", "$HOME"),
+                ("HF_HOME", "${HOME}"),
+                ("HF_HUB_CACHE", "~/hub"),
+                ("HUGGINGFACE_HUB_CACHE", "$HOME/hub"),
+            ] {
+                let home = ("HOME".to_owned(), root.path().display().to_string());
+                let environment = [home, (name.to_owned(), value.to_owned())].into();
+                let found = resolve(format!("acme/tiny-llama@{revision}").as_ref(), &environment);
+                assert_eq!(found, Ok(repository.join("snapshots/abc123")), "{revision} {name}={value}");
+            }
+        }
+        for outside in ["acme/tiny-llama@../x", "acme/tiny-llama@a//b", "acme/tiny-llama@.."] {
+            assert_eq!(parse(outside), None, "{outside}");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_read_is_not_called_empty() {
+        let root = tempfile::tempdir().unwrap();
+        let environment = cached(root.path());
+        let reference = root.path().join("hub/models--acme--tiny-llama/refs/main");
+        // A folder in place of the file cannot be read, whoever the user is.
+        std::fs::remove_file(&reference).unwrap();
+        std::fs::create_dir(&reference).unwrap();
+        let error = resolve("acme/tiny-llama".as_ref(), &environment).unwrap_err().to_string();
+        assert!(error.contains("cannot read") && error.contains("refs/main"), "{error}");
     }
 
     #[test]

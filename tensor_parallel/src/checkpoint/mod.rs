@@ -29,10 +29,11 @@ use ryzanstein_process_group::DType;
 
 use crate::error::{Error, Result};
 use crate::model::HEAD;
+use crate::python_json;
 use crate::tensor::Tensor;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The maximum gap, two pages, between slices of rows that are read ahead as one range.
 const READ_AHEAD_GAP: usize = 8192;
@@ -171,8 +172,8 @@ impl Checkpoint {
     }
 
     fn add_indexed(&mut self, path: &Path) -> Result<()> {
-        let text = file::read(path, LARGEST_INDEX).map_err(|e| Error::file(path, e))?;
-        let index: Index = serde_json::from_slice(&text).map_err(|e| {
+        let text = file::read_text(path, LARGEST_INDEX).map_err(|e| Error::file(path, e))?;
+        let index: Index = python_json::parse(&text).map_err(|e| {
             Error::checkpoint(path, None, format!("this is no index of weights: {e}; download it again"))
         })?;
         let mut files = BTreeSet::new();

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use ryzanstein_config::{ByteSize, file};
 use ryzanstein_process_group::DType;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::architecture::{Architecture, Bias, Window};
 use super::json::{JsonObject, shortened};
 use super::rope;
-use crate::checkpoint::SINGLE;
 use crate::checkpoint::other_format::{instead_of_model, refuse_adapter};
+use crate::checkpoint::{INDEX, SINGLE};
 use crate::error::{Error, RequestError, Result};
 use crate::python_json;
 use crate::rotary::Rotary;
@@ -74,6 +74,23 @@ const LONGEST_HEAD: u64 = 1 << 16;
 const MOST_TOKENS: u64 = 1 << 24;
 const MOST_FEATURES: u64 = 1 << 28;
 
+/// Keys of `generation_config.json` that change which token is chosen, each with the number that changes nothing.
+const CHOICE_OF_TOKENS: [(&str, Option<f64>); 13] = [
+    ("bad_words_ids", None),
+    ("begin_suppress_tokens", None),
+    ("exponential_decay_length_penalty", None),
+    ("forced_bos_token_id", None),
+    ("forced_eos_token_id", None),
+    ("guidance_scale", Some(1.0)),
+    ("min_length", Some(0.0)),
+    ("min_new_tokens", Some(0.0)),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("num_beams", Some(1.0)),
+    ("repetition_penalty", Some(1.0)),
+    ("sequence_bias", None),
+    ("suppress_tokens", None),
+];
+
 /// Limit of the file's size, far above that of any `config.json`.
 const LARGEST_FILE: ByteSize = ByteSize::mib(4);
 
@@ -101,29 +118,48 @@ impl LlamaConfig {
     /// # Errors
     /// Returns an error that names the key that is missing, invalid or not supported.
     pub fn from_json(file: &Path, config: &str, generation: Option<&str>) -> Result<Self> {
-        let object = |file: &Path, text: &str| {
-            python_json::parse::<Map<String, Value>>(text).map_err(|e| {
-                Error::model(file, format!("not a JSON object: {e}; fetch the file again, or mend it there"))
-            })
+        let object = |text: &str| {
+            python_json::parse::<Map<String, Value>>(text)
+                .map_err(|e| format!("not a JSON object: {e}; fetch the file again, or mend it there"))
         };
-        let map = object(file, config)?;
+        let map = object(config).map_err(|e| Error::model(file, e))?;
         let mut parsed = parse(&JsonObject(&map)).map_err(|e| Error::model(file, e))?;
-        if let Some(text) = generation {
-            let file = file.with_file_name("generation_config.json");
-            let map = object(&file, text)?;
-            let (tokens, strings) = ends(&JsonObject(&map)).map_err(|e| Error::model(&file, e))?;
-            parsed.stop_strings = strings;
-            if !tokens.is_empty() {
-                parsed.eos_tokens = tokens;
-            } else if !parsed.eos_tokens.is_empty() {
-                parsed.remarks.push(format!(
-                    "`eos_token_id` is missing or empty in generation_config.json, so that of config.json ends a text: {:?}; \
-                     transformers would not end it",
-                    parsed.eos_tokens
-                ));
+        match generation.map(object) {
+            None => {}
+            Some(Ok(map)) => parsed
+                .read_generation(&JsonObject(&map))
+                .map_err(|e| Error::model(&file.with_file_name("generation_config.json"), e))?,
+            // As in transformers, the model is complete without this file.
+            Some(Err(reason)) => {
+                parsed.remarks.push(format!("generation_config.json is ignored: {reason}"));
             }
         }
         Ok(parsed)
+    }
+
+    /// Takes over the contents of `generation_config.json`.
+    fn read_generation(&mut self, keys: &JsonObject<'_>) -> Result<(), String> {
+        let (tokens, strings) = ends(keys)?;
+        self.stop_strings = strings;
+        if let Some(tokens) = tokens {
+            self.eos_tokens = tokens;
+        } else if !self.eos_tokens.is_empty() {
+            self.remarks.push(format!(
+                "`eos_token_id` is missing or empty in generation_config.json, so that of config.json ends a text: {:?}; \
+                 transformers would not end it",
+                self.eos_tokens
+            ));
+        }
+        let has_effect = |(key, neutral): &(&str, Option<f64>)| {
+            let is_neutral = |v: &Value| v.as_f64().is_some_and(|n| Some(n) == *neutral) || *v == json!([]);
+            keys.get(key).is_some_and(|v| !is_neutral(v))
+        };
+        for (key, _) in CHOICE_OF_TOKENS.iter().filter(|choice| has_effect(choice)) {
+            self.remarks.push(format!(
+                "`{key}` of generation_config.json is ignored: each request says how its tokens are chosen"
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -147,7 +183,8 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
     Ok((config, Error::unless_missing(&path, file::read_text(&path, LARGEST_FILE))?))
 }
 
-fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, String> {
+/// Returns the architecture, with a remark if its class is not known.
+fn architecture(keys: &JsonObject<'_>) -> Result<(&'static Architecture, Option<String>), String> {
     let class = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
     let model_type = keys.text("model_type")?;
     let find = |name: &str| {
@@ -160,18 +197,25 @@ fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, String> 
         })
     };
     match (class, model_type) {
-        (Some(class), Some(model_type)) => {
-            let known = find(class)?;
-            if known.model_type == model_type {
-                return Ok(known);
-            }
-            Err(format!(
+        (Some(class), Some(model_type)) => match (find(class), Architecture::find(model_type)) {
+            (Ok(known), _) if known.model_type == model_type => Ok((known, None)),
+            (Ok(_), _) => Err(format!(
                 "`architectures` has `{class}` and `model_type` is `{}`, which do not belong together; fetch the config.json \
                  that belongs to the weights",
                 shortened(model_type)
-            ))
-        }
-        (Some(name), None) | (None, Some(name)) => find(name),
+            )),
+            // As in transformers. A model of another kind has other weights, which loading refuses.
+            (Err(_), Some(known)) => Ok((
+                known,
+                Some(format!(
+                    "`architectures` has `{}`, which is not known: as in transformers, the model is that of `model_type`, \
+                     `{model_type}`",
+                    shortened(class)
+                )),
+            )),
+            (Err(unknown), None) => Err(unknown),
+        },
+        (Some(name), None) | (None, Some(name)) => find(name).map(|known| (known, None)),
         (None, None) => Err(
             "neither `architectures` nor `model_type` is there; fetch the config.json that belongs to the \
                              weights"
@@ -181,16 +225,33 @@ fn architecture(keys: &JsonObject<'_>) -> Result<&'static Architecture, String> 
 }
 
 fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
-    let architecture = architecture(keys)?;
-    if keys.get("quantization_config").is_some() {
+    let (architecture, remark) = architecture(keys)?;
+    let is_off = |quantization: &Value| {
+        ["load_in_4bit", "load_in_8bit"].iter().all(|key| quantization.get(key) == Some(&json!(false)))
+    };
+    if keys.get("quantization_config").is_some_and(|quantization| !is_off(quantization)) {
+        return Err("`quantization_config`: quantized weights are not supported, only f32, f16 and bf16; download the model \
+                    without quantization, or remove the key if it was left from before the weights were converted"
+            .into());
+    }
+    let has_items = |key| keys.get(key).is_some_and(|v| ![json!({}), json!([])].contains(v));
+    if keys.get("is_causal") == Some(&json!(false)) {
         return Err(
-            "`quantization_config`: quantized weights are not supported, only f32, f16 and bf16".into()
+            "`is_causal` false is not supported: a token attends to itself and those before it only".into()
         );
     }
-    if let Some(other) = keys.text("hidden_act")?.filter(|a| *a != "silu") {
+    if has_items("per_layer_config") {
+        return Err("`per_layer_config` is not supported: all layers have the same settings".into());
+    }
+    if has_items("configuration_files") {
+        return Err("`configuration_files` names other files for other versions of transformers, and only config.json is read; \
+                    replace it by the file that belongs to your version"
+            .into());
+    }
+    if let Some(other) = keys.text("hidden_act")?.filter(|a| !["silu", "swish"].contains(a)) {
         return Err(format!("`hidden_act` `{other}` is not supported, only `silu`"));
     }
-    if let Some(name) = keys.text("transformers_weights")?.filter(|name| *name != SINGLE) {
+    if let Some(name) = keys.text("transformers_weights")?.filter(|name| ![SINGLE, INDEX].contains(name)) {
         return Err(format!(
             "`transformers_weights` names `{}`, and weights are read only from model.safetensors or the files of its index; \
              rename the file, and remove the key",
@@ -225,6 +286,8 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
         Bias::Key(key) => keys.flag(key),
     };
     let (eos_tokens, stop_strings) = ends(keys)?;
+    let from_zero = |v: &Value| v.as_f64().filter(|n| *n >= 0.0 && n.is_finite());
+    let epsilon = keys.optional("rms_norm_eps", "a number from 0 on", from_zero)?;
     Ok(LlamaConfig {
         architecture,
         vocabulary: keys.required("vocab_size", MOST_TOKENS)?,
@@ -235,7 +298,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
         kv_heads,
         head_dim,
         max_positions: rope.max_positions,
-        norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        norm_epsilon: epsilon.unwrap_or(1e-6) as f32,
         rotary: rope.rotary,
         qkv_bias: bias(&architecture.qkv_bias)?,
         output_bias: bias(&architecture.output_bias)?,
@@ -243,9 +306,9 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
         head_norms: architecture.head_norms,
         tied_embeddings: keys.flag("tie_word_embeddings")?,
         sliding_windows: sliding_windows(keys, &architecture.window, layers)?,
-        eos_tokens,
+        eos_tokens: eos_tokens.unwrap_or_default(),
         stop_strings,
-        remarks: rope.remark.into_iter().collect(),
+        remarks: remark.into_iter().chain(rope.remark).collect(),
         stored_dtype: stored_dtype(keys),
     })
 }
@@ -275,7 +338,7 @@ fn sliding_windows(
         .ok_or_else(|| format!("`layer_types` must list {layers} layers"))?
         .iter()
         .map(|t| match (t.as_str(), window) {
-            (Some("full_attention"), _) => Ok(None),
+            (Some("full_attention" | "attention"), _) => Ok(None),
             (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
             (Some("sliding_attention"), None) => {
                 Err("`layer_types` has a window and `sliding_window` none".into())
@@ -298,11 +361,15 @@ fn stored_dtype(keys: &JsonObject<'_>) -> Option<DType> {
     }
 }
 
-/// Returns the tokens and strings that end a text. An empty list counts as missing.
-fn ends(keys: &JsonObject<'_>) -> Result<(Vec<u32>, Vec<String>), String> {
-    let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+/// Returns the tokens and strings that end a text. An empty list of tokens counts as missing; a negative number stands for no token.
+fn ends(keys: &JsonObject<'_>) -> Result<(Option<Vec<u32>>, Vec<String>), String> {
+    let token = |v: &Value| match v.as_i64()? {
+        ..0 => Some(None),
+        n => u32::try_from(n).ok().map(Some),
+    };
     let text = |v: &Value| v.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     let tokens = one_or_several(keys, "eos_token_id", "a token or a list of tokens", token)?;
+    let tokens = (!tokens.is_empty()).then(|| tokens.into_iter().flatten().collect());
     Ok((tokens, one_or_several(keys, "stop_strings", "a text or a list of texts that are not empty", text)?))
 }
 

@@ -1,6 +1,6 @@
 //! The rotary settings of `config.json`: `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in version 4.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::json::{JsonObject, missing, shortened};
 use crate::rotary::Rotary;
@@ -86,10 +86,13 @@ struct Settings {
 }
 
 impl Settings {
-    /// Parses the object of a key: base frequency, type and scaling. As in transformers, an empty object counts as missing.
+    /// Parses the object of a key: base frequency, type and scaling. As in transformers, what is false in Python counts as missing.
     fn parse(&self, keys: &JsonObject<'_>, key: &str) -> Result<Option<Scaled>, String> {
-        let map = keys.optional(key, "an object", Value::as_object)?;
-        let Some(map) = map.filter(|map| !map.is_empty()) else { return Ok(None) };
+        let is_false = |v: &Value| [json!({}), json!([]), json!(""), json!(false), json!(0)].contains(v);
+        if keys.get(key).is_none_or(is_false) {
+            return Ok(None);
+        }
+        let Some(map) = keys.optional(key, "an object", Value::as_object)? else { return Ok(None) };
         if map.values().any(Value::is_object) {
             return Err(format!("`{key}` differs by kind of layer, which is not supported"));
         }

@@ -25,6 +25,10 @@ fn with(changes: &Value) -> Result<LlamaConfig> {
     LlamaConfig::from_json(Path::new("config.json"), &config.to_string(), None)
 }
 
+fn accepted(changes: &Value) -> LlamaConfig {
+    with(changes).unwrap()
+}
+
 fn refused(changes: &Value) -> String {
     with(changes).unwrap_err().to_string()
 }
@@ -203,7 +207,13 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({ "vocab_size": -1 }), "`vocab_size` must be"),
         (json!({ "tie_word_embeddings": 1 }), "`tie_word_embeddings` must be true or false"),
         (json!({ "eos_token_id": "x" }), "`eos_token_id` must be"),
-        (json!({ "rms_norm_eps": 0 }), "`rms_norm_eps` must be a positive number"),
+        (json!({ "rms_norm_eps": -1 }), "`rms_norm_eps` must be a number from 0 on"),
+        (json!({ "is_causal": false }), "`is_causal` false is not supported"),
+        (
+            json!({ "per_layer_config": { "1": { "rms_norm_eps": 0.5 } } }),
+            "`per_layer_config` is not supported",
+        ),
+        (json!({ "configuration_files": ["config.4.0.0.json"] }), "`configuration_files` names other files"),
     ];
     for (changes, expected) in cases {
         let message = refused(&changes);
@@ -224,6 +234,58 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     let broken = LlamaConfig::from_json(Path::new("config.json"), "{", None).unwrap_err();
     assert!(matches!(broken, Error::Model { .. }), "{broken}");
+}
+
+#[test]
+fn what_transformers_takes_for_a_supported_value_is_that_value() {
+    let plain = accepted(&json!({}));
+    let off = json!({ "load_in_4bit": false, "load_in_8bit": false, "quant_method": "bitsandbytes" });
+    for changes in [
+        json!({ "is_causal": true, "per_layer_config": {}, "configuration_files": [] }),
+        json!({ "hidden_act": "swish", "quantization_config": off }),
+        json!({ "transformers_weights": "model.safetensors.index.json" }),
+        json!({ "rope_scaling": {} }),
+        json!({ "rope_scaling": [] }),
+        json!({ "rope_scaling": "" }),
+        json!({ "rope_scaling": false, "rope_parameters": 0 }),
+    ] {
+        assert_eq!(accepted(&changes), plain, "{changes}");
+    }
+    assert_eq!(accepted(&json!({ "rms_norm_eps": 0.0 })).norm_epsilon, 0.0);
+    let mistral = |layer_types: Value| {
+        accepted(&json!({ "architectures": ["MistralForCausalLM"], "layer_types": layer_types }))
+            .sliding_windows
+    };
+    assert_eq!(mistral(json!(["attention", "sliding_attention"])), [None, Some(4096)]);
+}
+
+#[test]
+fn an_unknown_class_of_a_known_model_type_is_remarked() {
+    for class in ["LLaMAForCausalLM", "MyLlamaForCausalLM", "AutoModelForCausalLM"] {
+        let config = accepted(&json!({ "architectures": [class], "model_type": "llama" }));
+        assert_eq!(config.architecture.name, "Llama");
+        assert!(matches!(&*config.remarks, [remark] if remark.contains(class)), "{:?}", config.remarks);
+    }
+}
+
+#[test]
+fn what_a_generation_config_says_of_the_choice_of_tokens_is_remarked() {
+    let remarks = |generation: &Value| ended(&json!({}), Some(generation)).unwrap().remarks;
+    let neutral = json!({
+        "repetition_penalty": 1, "no_repeat_ngram_size": 0, "bad_words_ids": [], "forced_eos_token_id": null,
+        "num_beams": 1, "do_sample": true, "temperature": 0.6
+    });
+    assert_eq!(remarks(&neutral), [""; 0]);
+    let all = json!({ "repetition_penalty": 1.05, "forced_eos_token_id": 0, "suppress_tokens": [1] });
+    let keys = ["forced_eos_token_id", "repetition_penalty", "suppress_tokens"];
+    let said = remarks(&all);
+    assert_eq!(said.len(), keys.len());
+    assert!(said.iter().zip(keys).all(|(remark, key)| remark.starts_with(&format!("`{key}`"))), "{said:?}");
+    for damaged in ["", "{,}", "[]"] {
+        let config =
+            LlamaConfig::from_json(Path::new("config.json"), &base().to_string(), Some(damaged)).unwrap();
+        assert!(config.remarks[0].starts_with("generation_config.json is ignored: not a JSON object"));
+    }
 }
 
 #[test]
@@ -278,9 +340,16 @@ fn end_tokens_are_those_of_the_generation_config_or_else_of_the_config() {
         (json!({ "eos_token_id": [] }), vec![]),
         (json!({ "eos_token_id": 2 }), vec![2]),
         (json!({ "eos_token_id": [2, 3] }), vec![2, 3]),
+        (json!({ "eos_token_id": [2, -1] }), vec![2]),
+        (json!({ "eos_token_id": -1 }), vec![]),
     ];
     let missing = [json!({}), json!({ "eos_token_id": null }), json!({ "eos_token_id": [] })];
-    let given = [(json!({ "eos_token_id": 7 }), vec![7]), (json!({ "eos_token_id": [7, 8] }), vec![7, 8])];
+    let given = [
+        (json!({ "eos_token_id": 7 }), vec![7]),
+        (json!({ "eos_token_id": [7, 8] }), vec![7, 8]),
+        // None ends a text.
+        (json!({ "eos_token_id": -1 }), vec![]),
+    ];
     for (config, own) in configs {
         let alone = ended(&config, None).unwrap();
         assert_eq!((alone.eos_tokens, alone.remarks.len()), (own.clone(), 0), "{config}");
@@ -294,7 +363,7 @@ fn end_tokens_are_those_of_the_generation_config_or_else_of_the_config() {
             assert_eq!((&parsed.eos_tokens, parsed.remarks.len()), (&own, remarks), "{config} {generation}");
         }
     }
-    for wrong in [json!(-1), json!("</s>"), json!(3.5), json!(true), json!([1, "x"]), json!(1u64 << 32)] {
+    for wrong in [json!("</s>"), json!(3.5), json!(true), json!([1, "x"]), json!(1u64 << 32)] {
         let generation = json!({ "eos_token_id": wrong });
         let error = ended(&json!({}), Some(&generation)).unwrap_err().to_string();
         assert!(error.starts_with("generation_config.json: `eos_token_id` must be"), "{error}");

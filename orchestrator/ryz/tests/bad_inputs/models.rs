@@ -74,9 +74,9 @@ pub(crate) fn configs() -> Vec<Case> {
             "99999999999",
             &["`max_position_embeddings` is 99999999999", "the most"],
         ),
-        set("rms_norm_eps", "-1e-6", &["`rms_norm_eps` must be a positive number"]),
-        set("rms_norm_eps", "\"1e-6\"", &["`rms_norm_eps` must be a positive number"]),
-        set("rms_norm_eps", "NaN", &["`rms_norm_eps` must be a positive number, and is \"NaN\""]),
+        set("rms_norm_eps", "-1e-6", &["`rms_norm_eps` must be a number from 0 on"]),
+        set("rms_norm_eps", "\"1e-6\"", &["`rms_norm_eps` must be a number from 0 on"]),
+        set("rms_norm_eps", "NaN", &["`rms_norm_eps` must be a number from 0 on, and is \"NaN\""]),
         set("rope_theta", "0", &["`rope_theta` must be a positive number"]),
         set("rope_theta", "Infinity", &["`rope_theta` must be a positive number"]),
         set("rope_scaling", "3", &["`rope_scaling` must be an object"]),
@@ -113,8 +113,13 @@ pub(crate) fn configs() -> Vec<Case> {
             "[\"BertModel\"]",
             &["architecture `BertModel` is not supported", "LlamaForCausalLM"],
         ),
-        set("quantization_config", "{\"bits\":4}", &["quantized weights are not supported", "bf16"]),
-        set("eos_token_id", "-1", &["`eos_token_id` must be a token or a list of tokens"]),
+        set(
+            "quantization_config",
+            "{\"bits\":4}",
+            &["quantized weights are not supported", "remove the key"],
+        ),
+        set("is_causal", "false", &["`is_causal` false is not supported"]),
+        set("eos_token_id", "1.5", &["`eos_token_id` must be a token or a list of tokens"]),
         set("eos_token_id", "[1,\"x\"]", &["`eos_token_id` must be a token or a list of tokens"]),
         set("eos_token_id", "4294967296", &["`eos_token_id` must be a token"]),
         set("num_hidden_layers", "3", &["model.layers.2.", "in none of the weight files", "the same model"]),
@@ -172,10 +177,7 @@ pub(crate) fn configs() -> Vec<Case> {
         Case::new(ONE_TOKEN, &words).model().named(text).file("generation_config.json", text)
     };
     cases.extend([
-        generation("", &["not a JSON object"]),
-        generation("[]", &["not a JSON object"]),
         generation("{\"eos_token_id\": \"</s>\"}", &["`eos_token_id` must be a token or a list of tokens"]),
-        generation("{\"eos_token_id\": -2}", &["`eos_token_id` must be a token or a list of tokens"]),
         generation("{\"stop_strings\": [1]}", &["`stop_strings` must be a text or a list of texts"]),
         generation("{\"stop_strings\": \"x\"}", &["`stop_strings`", "has no tokenizer.json", "--ignore-end"])
             .file("tokenizer.json", Content::Absent),
@@ -434,6 +436,13 @@ pub(crate) fn ignored() -> Vec<Case> {
         case("generation_config.json", "{}", &ends),
         case("generation_config.json", "{\"eos_token_id\": []}", &ends),
         case("generation_config.json", "{\"eos_token_id\": 2}", &[]).without("ends a text"),
+        case("generation_config.json", "{\"eos_token_id\": -1}", &[]).without("ends a text"),
+        case("generation_config.json", "{,}", &["generation_config.json is ignored: not a JSON object"]),
+        case(
+            "generation_config.json",
+            "{\"repetition_penalty\": 1.05}",
+            &["`repetition_penalty` of generation_config.json is ignored"],
+        ),
     ]
 }
 
