@@ -34,30 +34,38 @@ pub struct Explanation {
 
 /// Explains an error's message by the entry that explains most; `None` if it is unknown, or explains itself.
 pub fn explain(message: &str) -> Option<Explanation> {
-    // Earlier lines of a library, such as one about a connection that it retried, do not explain an error of the program itself.
-    let last = message.lines().next_back().filter(|line| is_of_program(line));
-    let message = last.unwrap_or(message);
-    let entry = find(message).filter(|entry| !entry.is_plain)?;
+    let message = without_colors(message);
+    let lines: Vec<&str> = message.lines().filter(|line| !is_remark(line)).collect();
+    // Lines before an exception, such as one about a connection that a library retried, do not explain it.
+    let first = lines.iter().rposition(|line| is_of_program(line)).unwrap_or(0);
+    let entry = find(&lines[first..].join("\n")).filter(|entry| !entry.is_plain)?;
     let remedy = Some(&*entry.remedy).filter(|remedy| !message.contains(remedy));
     Some(Explanation { id: &entry.id, cause: &entry.cause, remedy })
 }
 
-/// Returns true for an exception of Python that tells of a mistake in the program. Its own line explains it, or nothing does.
+/// Returns true for a line of NCCL or PyTorch that tells of no failure, such as a network that this host does not have.
+fn is_remark(line: &str) -> bool {
+    let is_warning = |rest: &str| rest.starts_with(|c: char| c == ' ' || c.is_ascii_digit());
+    line.contains("NCCL INFO") || line.split("[W").skip(1).any(is_warning)
+}
+
+/// Returns true for an exception of Python that its own line explains, or nothing does.
 fn is_of_program(line: &str) -> bool {
-    const EXCEPTIONS: [&str; 10] = [
-        "ArithmeticError",
-        "AssertionError",
-        "AttributeError",
-        "IndexError",
-        "KeyError",
-        "NameError",
-        "NotImplementedError",
-        "TypeError",
-        "ValueError",
-        "ZeroDivisionError",
-    ];
-    let name = line.split(": ").find(|part| !part.starts_with('['));
-    name.is_some_and(|name| EXCEPTIONS.contains(&name.trim()))
+    const KINDS: [&str; 4] = ["Error", "Exception", "Exit", "Interrupt"];
+    /// These, and some of RuntimeError, only say that something else failed, which lines above tell.
+    const ECHOES: [&str; 4] =
+        ["DistBackendError", "ChildFailedError", "CalledProcessError", "EngineDeadError"];
+    let Some(name) = line.split(": ").find(|part| !part.starts_with('[')) else { return false };
+    let name = name.trim_end().trim_end_matches(':');
+    let class = name.rsplit('.').next().unwrap_or(name);
+    // C and other languages say `Error: `.
+    let is_exception = name != "Error"
+        && name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '.')
+        && class.starts_with(|c: char| c.is_uppercase() || c == '_')
+        && KINDS.iter().any(|kind| class.ends_with(*kind));
+    let lower = line.to_ascii_lowercase();
+    let is_of_library = ["nccl", "gloo", "engine core"].iter().any(|library| lower.contains(library));
+    is_exception && !ECHOES.contains(&class) && !(class == "RuntimeError" && is_of_library)
 }
 
 /// Returns true if the last error of a text says that another process is the origin of its failure.
@@ -212,11 +220,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exception_of_the_program_is_not_explained_by_what_a_library_wrote_before() {
-        let retried = "[c10d] The client socket has timed out after 3000ms while trying to connect to (127.0.0.1, 46423).";
-        assert!(explain(retried).is_some());
-        assert!(explain(&format!("{retried}\n[rank2]: ValueError: bad batch")).is_none());
-        assert!(explain(&format!("{retried}\nRuntimeError: stopped")).is_some());
+    fn an_exception_is_not_explained_by_what_a_library_wrote_before() {
+        const RETRIED: &str = "[c10d] The client socket has timed out after 3000ms while trying to connect to (127.0.0.1, 46423).";
+        const WARNED: &str = "[rank0]:[W1017 10:00:00.1 socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500";
+        const NO_NIC: &str = "n0:1:1 [0] NCCL INFO NET/IB : No device found.";
+        const NO_PEER_ACCESS: &str =
+            "n0:1:1 [0] NCCL WARN Could not enable P2P between dev 0(=5000) and dev 1(=8000)";
+        const SHM: &str = "n0:1:1 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-x to 4194660 bytes";
+        let cases = [
+            (RETRIED, "", Some("torch-store-unreachable")),
+            (RETRIED, "[rank2]: ValueError: bad batch", None),
+            (RETRIED, "RuntimeError: Error(s) in loading state_dict for Llama: size mismatch", None),
+            (RETRIED, "AssertionError", None),
+            (RETRIED, "huggingface_hub.errors.LocalEntryNotFoundError: no such file", None),
+            (RETRIED, "ModuleNotFoundError: No module named 'flash_attn'\ncleaning up", None),
+            (RETRIED, "KeyboardInterrupt", None),
+            (NO_PEER_ACCESS, "torch.OutOfMemoryError: CUDA out of memory.", Some("gpu-memory-full")),
+            (
+                NO_PEER_ACCESS,
+                "\x1b[1mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory.",
+                Some("gpu-memory-full"),
+            ),
+            (NO_PEER_ACCESS, "OSError: [Errno 28] No space left on device", Some("disk-full")),
+            (SHM, "RuntimeError: NCCL communicator was aborted on rank 0.", Some("shared-memory-too-small")),
+            (
+                SHM,
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268\nncclSystemError: System call failed.",
+                Some("shared-memory-too-small"),
+            ),
+            (
+                "torch.OutOfMemoryError: CUDA out of memory.",
+                "RuntimeError: Engine core initialization failed. See root cause above.",
+                Some("gpu-memory-full"),
+            ),
+            (
+                NO_NIC,
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268",
+                Some("torch-nccl-failed"),
+            ),
+            (NO_NIC, "", None),
+            (WARNED, "exit status 1", None),
+        ];
+        for (before, last, expected) in cases {
+            let explanation = explain(&format!("{before}\n{last}"));
+            assert_eq!(explanation.map(|it| it.id), expected, "{before}\n{last}");
+        }
     }
 
     #[test]
