@@ -54,6 +54,61 @@ fn colours_prefixes_and_letter_case_hide_no_error() {
     }
 }
 
+#[test]
+fn words_of_an_error_in_a_line_about_something_else_are_not_explained() {
+    for text in [
+        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)",
+        "memory.events: low 0 high 0 max 0 oom 0 oom_kill 0",
+        "oom_kill_disable 0",
+        "\"OOMKilled\": false,",
+        "node:1:1 [0] NCCL WARN getsockopt failed: Invalid argument",
+        "recv failed: Resource temporarily unavailable (os error 11)",
+        "transaction xid 1234",
+        "transaction xid 31 committed",
+        "runtime error: load of misaligned address 0x1 for type 'int'",
+    ] {
+        assert_eq!(id(text), None, "{text}");
+    }
+}
+
+#[test]
+fn an_error_is_known_in_the_words_of_each_library() {
+    for (expected, text) in [
+        ("out-of-memory-kill", "memory.events: low 0 high 0 max 7 oom 2 oom_kill 1"),
+        ("out-of-memory-kill", "\"OOMKilled\": true,"),
+        ("killed", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed)."),
+        ("bus-error", "t.sh: line 1: 1234 Bus error               (core dumped) ./x"),
+        ("bus-error", "ERROR: Unexpected bus error encountered in worker."),
+        ("bus-error", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 7."),
+        ("crashed", "container exited with code 139"),
+        ("crashed", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 11."),
+        ("nccl-unreachable", "NCCL WARN Connect to fe80::ec4:7aff%eno1<39541> failed : Invalid argument"),
+        ("gpu-off-the-bus", "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error"),
+        ("xid-memory-broken", "I0101 nvidia.go:123] XidCriticalError: Xid=48 on Device=GPU-1"),
+        ("xid-memory-contained", "GPU 3: Xid 94"),
+        ("gpu-busy", "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"),
+        ("driver-updated", "NVRM: API mismatch: the client has the version 535.104.05"),
+        ("kernel-not-for-this-gpu", "CUDA error: device kernel image is invalid"),
+        ("kernel-not-for-this-gpu", "CUDA error: a PTX JIT compilation failed"),
+        ("kernel-went-astray", "RuntimeError: CUDA error: misaligned address"),
+        ("kernel-went-astray", "RuntimeError: CUDA error: an illegal instruction was encountered"),
+        ("kernel-went-astray", "CUDA error: operation not supported on global/shared address space"),
+        ("kernel-went-astray", "CUDA error: invalid program counter"),
+        ("gpu-after-fork", "RuntimeError: CUDA error: initialization error"),
+        ("gpu-after-fork", "RuntimeError: CUDA error: driver shutting down"),
+        ("stream-is-captured", "CUDA error: operation failed due to a previous error during capture"),
+        ("too-many-threads", "RuntimeError: can't start new thread"),
+        ("too-many-threads", "bash: fork: retry: Resource temporarily unavailable"),
+        ("too-many-threads", "  what():  Resource temporarily unavailable"),
+        ("no-memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
+        ("no-memory", "MemoryError"),
+        ("no-memory", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 5.00 GiB"),
+        ("disk-full", "OSError: [Errno 122] Disk quota exceeded"),
+    ] {
+        assert_eq!(id(text), Some(expected), "{text}");
+    }
+}
+
 const ABORT: &str = "\
 [rank1]:[E ProcessGroupNCCL.cpp:2068] watchdog thread terminated: CUDA error: an illegal memory access was encountered
 Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):

@@ -129,7 +129,10 @@ const PROVOKED: &[Provocation] = &[
     ("too-many-open-files", || shell(&format!("ulimit -n 10; {RYZ} launch -n 2 -- true"))),
     ("too-many-threads", || {
         // More than there are addresses.
-        said(std::thread::Builder::new().stack_size(1 << 47).spawn(|| ()))
+        format!(
+            "failed to spawn thread: {}",
+            said(std::thread::Builder::new().stack_size(1 << 47).spawn(|| ()))
+        )
     }),
     ("no-memory", || said(Vec::<u8>::new().try_reserve(1 << 46))),
     ("disk-full", || said(std::fs::write("/dev/full", "text"))),
