@@ -1,12 +1,13 @@
 //! The part of a job that this node launches.
 
+use std::env::consts::ARCH;
 use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use ryzanstein_config::Config;
+use ryzanstein_config::{Config, file};
 use ryzanstein_process_group::Rank;
 
 /// Maximum number of bytes that the system reads of a script's first line.
@@ -141,12 +142,12 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
             Ok(_) if !executable(name) => refuse(format!(
                 "the program `{shown}` is not executable; `chmod +x {shown}`, or name its interpreter first"
             )),
-            Ok(_) => check_interpreter(name),
+            Ok(_) => check_content(name),
         };
     }
     let mut found = search_path.unwrap_or_default().split(':').map(|folder| Path::new(folder).join(name));
     if let Some(program) = found.find(|program| executable(program)) {
-        return check_interpreter(&program);
+        return check_content(&program);
     }
     if executable(name) {
         return refuse(format!(
@@ -156,29 +157,77 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
     refuse(format!("the program `{shown}` is not on the PATH; check the spelling, or give its full path"))
 }
 
-/// Refuses a script whose first line names a program that does not exist. The system's own error names the script.
-fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
+/// Refuses a file that the system cannot execute. It would run most of them as shell scripts instead, and its error for a script
+/// without its interpreter names the script.
+fn check_content(program: &Path) -> Result<(), LaunchError> {
     let mut start = Vec::new();
     // A program that may be run but not read is no script.
-    let Ok(file) = std::fs::File::open(script) else { return Ok(()) };
-    let read = file.take(LONGEST_FIRST_LINE).read_to_end(&mut start);
+    let Ok(opened) = std::fs::File::open(program) else { return Ok(()) };
+    if opened.take(LONGEST_FIRST_LINE).read_to_end(&mut start).is_err() {
+        return Ok(());
+    }
+    let shown = program.display();
     let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let Some(line) = line.strip_prefix(b"#!").filter(|_| read.is_ok()) else { return Ok(()) };
+    let why = if let Some(line) = line.strip_prefix(b"#!") {
+        missing_interpreter(line, program)
+    } else if let Err(pointer) = file::check_fetched(&start) {
+        Some(pointer.to_string())
+    } else if start.starts_with(b"\x7fELF") {
+        other_processor(&start)
+    } else if start.is_empty() {
+        Some("it is empty; build it, or copy it again".into())
+    } else if line.contains(&0) {
+        Some("Exec format error: it is neither a program for this system nor a script".into())
+    } else if program.extension().is_some_and(|extension| extension == "py") {
+        Some(format!(
+            "it does not begin with `#!`, so that a shell would run it; to run it with Python: python3 {shown}"
+        ))
+    } else {
+        None
+    };
+    why.map_or(Ok(()), |why| {
+        Err(LaunchError::Configuration(format!("the program `{shown}` cannot be run: {why}")))
+    })
+}
+
+/// Returns why the interpreter cannot be run that a script's first line names after `#!`.
+fn missing_interpreter(line: &[u8], script: &Path) -> Option<String> {
     let line = String::from_utf8_lossy(line);
     let named = line.trim_start_matches([' ', '\t']).split([' ', '\t']).next().unwrap_or_default();
     if named.is_empty() || Path::new(named).exists() {
-        return Ok(());
+        return None;
     }
-    let shown = script.display();
-    let why = match named.strip_suffix('\r') {
+    Some(match named.strip_suffix('\r') {
         Some(named) => format!(
-            "its first line, which names the interpreter `{named}`, ends in CR LF; convert it: sed -i 's/\\r$//' {shown}"
+            "its first line, which names the interpreter `{named}`, ends in CR LF; convert it: sed -i 's/\\r$//' {}",
+            script.display()
         ),
         None => format!(
             "its first line names the interpreter `{named}`, which does not exist; install it, or correct the line"
         ),
+    })
+}
+
+/// Returns why this processor cannot execute an ELF file.
+fn other_processor(elf: &[u8]) -> Option<String> {
+    const NAMES: [(u16, &str); 6] =
+        [(3, "i386"), (21, "ppc64"), (40, "arm"), (62, "x86_64"), (183, "aarch64"), (243, "riscv")];
+    // These also execute programs of 32 bits.
+    let executed = match ARCH {
+        "x86_64" => [62, 3],
+        "aarch64" => [183, 40],
+        _ => return None,
     };
-    Err(LaunchError::Configuration(format!("the program `{shown}` cannot be run: {why}")))
+    let [_, _, _, _, _, order, .., first, second] = *elf.first_chunk::<20>()?;
+    let machine = [first, second];
+    let machine = if order == 1 { u16::from_le_bytes(machine) } else { u16::from_be_bytes(machine) };
+    let name = NAMES.iter().find(|(number, _)| *number == machine);
+    let name = name.map_or_else(|| format!("number {machine}"), |(_, name)| (*name).to_owned());
+    (!executed.contains(&machine)).then(|| {
+        format!(
+            "Exec format error: it is for the processor {name}, and this is {ARCH}; build it for this one"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -186,27 +235,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_without_its_interpreter_is_refused() {
+    fn a_file_that_the_system_cannot_execute_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let cases: [(&[u8], Option<&str>); 7] = [
+        let cases: [(&str, &[u8], Option<&str>); 15] = [
             (
+                "script",
                 b"#!/no/such/python3 -u\nprint(1)\n",
                 Some("interpreter `/no/such/python3`, which does not exist; install it"),
             ),
-            (b"#! /no/such/python3\n", Some("interpreter `/no/such/python3`")),
-            (b"#!/bin/sh\r\necho\r\n", Some("ends in CR LF; convert it: sed -i 's/\\r$//' ")),
-            (b"#!/bin/sh -e\n", None),
-            (b"#!", None),
-            (b"\x7fELF", None),
-            (b"", None),
+            ("script", b"#! /no/such/python3\n", Some("interpreter `/no/such/python3`")),
+            ("script", b"#!/bin/sh\r\necho\r\n", Some("ends in CR LF; convert it: sed -i 's/\\r$//' ")),
+            ("script", b"#!/bin/sh -e\n", None),
+            ("script", b"#!", None),
+            ("script", b"echo hello\n", None),
+            ("program", b"", Some("it is empty")),
+            ("program", b"\x7fELF", None),
+            (
+                "program",
+                b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xf3\0",
+                Some("Exec format error: it is for the processor riscv, and this is "),
+            ),
+            (
+                "program",
+                b"\x7fELF\x02\x02\x01\0\0\0\0\0\0\0\0\0\0\x02\0\x15",
+                Some("Exec format error: it is for the processor ppc64, and this is "),
+            ),
+            ("program.exe", b"MZ\x90\0\x03\0", Some("Exec format error: it is neither a program")),
+            ("program", b"\xcf\xfa\xed\xfe\x07\0\0\x01", Some("Exec format error: it is neither a program")),
+            (
+                "program",
+                b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+                Some("a Git LFS pointer, not the file itself: run `git lfs pull`"),
+            ),
+            (
+                "train.py",
+                b"import os\n",
+                Some("does not begin with `#!`, so that a shell would run it; to run it"),
+            ),
+            ("train.py", b"#!/usr/bin/env python3\n", None),
         ];
-        for (text, expected) in cases {
-            let script = folder.path().join("script");
-            std::fs::write(&script, text).expect("written");
-            std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))
+        for (name, text, expected) in cases {
+            let program = folder.path().join(name);
+            std::fs::write(&program, text).expect("written");
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))
                 .expect("made executable");
-            let path = folder.path().display().to_string();
-            for outcome in [check_program(&script, None), check_program("script".as_ref(), Some(&path))] {
+            let path = folder.path().to_str();
+            for outcome in [check_program(&program, None), check_program(name.as_ref(), path)] {
                 match expected {
                     None => outcome.expect("nothing is wrong"),
                     Some(expected) => {
