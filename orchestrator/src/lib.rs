@@ -67,6 +67,21 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+/// Formats an error and its causes. Many errors quote their cause, which is not repeated.
+#[doc(hidden)]
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let told = cause.to_string();
+        if !text.contains(&told) {
+            text = format!("{text}: {told}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
 /// Formats a count with its noun: `1 rank`, `4 ranks`.
 #[doc(hidden)]
 pub fn plural(count: usize, noun: &str) -> String {

@@ -258,7 +258,7 @@ impl Orchestrator {
             }
             cause = current.source();
         }
-        let is_known = self.connection.report(&error.to_string(), last_call, caused_by);
+        let is_known = self.connection.report(&crate::chain(error), last_call, caused_by);
         self.manager.flight_recorder().failed();
         is_known
     }

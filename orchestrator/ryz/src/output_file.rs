@@ -28,15 +28,24 @@ pub fn replace(file: &Path, text: &str, what: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses a file that [`store`] could not write. Creates its folder if necessary.
+///
+/// # Errors
+/// Returns the errors of [`check`].
+pub fn prepare(file: &Path) -> anyhow::Result<()> {
+    let what = file.display().to_string();
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot write {what}"))?;
+    check(file, &what)
+}
+
 /// Writes a whole file as [`replace`] does, in a folder that is created if necessary.
 ///
 /// # Errors
 /// Returns the errors of [`replace`].
 pub fn store(file: &Path, text: &str) -> anyhow::Result<()> {
-    let what = file.display().to_string();
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot write {what}"))?;
-    replace(file, text, &what)
+    prepare(file)?;
+    replace(file, text, &file.display().to_string())
 }
 
 /// Creates a temporary file in the same folder.

@@ -33,7 +33,7 @@ use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::table::{Tone, printable};
 use ryzanstein_orchestrator::telemetry::TelemetryError;
-use ryzanstein_orchestrator::{catalogue, console};
+use ryzanstein_orchestrator::{catalogue, chain, console};
 use ryzanstein_tensor_parallel::generate::catches_panics;
 use ryzanstein_tensor_parallel::model::Architecture;
 
@@ -165,7 +165,7 @@ pub fn run() -> ExitCode {
         }
         Err(error) if rank::is_told_by_the_launcher() => ExitCode::from(exit_code(&error)),
         Err(error) => {
-            let (screen, message) = (screen.stderr(), chain(&error));
+            let (screen, message) = (screen.stderr(), chain(error.as_ref()));
             let explanation = catalogue::explain(&message).filter(|_| !is_explained);
             let lines = explanation.map_or_else(String::new, |it| it.lines("cause", screen));
             let message = printable(&message);
@@ -206,17 +206,6 @@ fn parse() -> Cli {
         error.remove(ContextKind::Suggested);
         error.exit()
     })
-}
-
-/// Returns the error and its causes. Many errors quote their cause, which is not repeated.
-fn chain(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {

@@ -50,6 +50,10 @@ impl Args {
         Ok(sizes)
     }
 
+    fn writes(&self) -> bool {
+        self.apply || self.out.is_some()
+    }
+
     /// Returns the path of the table, whether it is written or not.
     fn target(&self) -> Result<PathBuf, Error> {
         if let Some(out) = &self.out {
@@ -107,10 +111,16 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             )
             .into());
         }
+        if args.writes() {
+            output_file::prepare(&target)?;
+        }
         return launch::relaunch(ranks, &args.file, &[], &[]);
     }
     rank::run(&config, |orchestrator| {
         let is_first = orchestrator.manager().rank().0 == 0;
+        if is_first && args.writes() {
+            output_file::prepare(&target)?;
+        }
         let tuned = measure(orchestrator, &request, is_first, screen.stderr())?;
         if is_first {
             finish(args, &request, &tuned, &target, screen)?;
@@ -155,7 +165,7 @@ fn finish(
     };
     let names: Vec<&str> = request.ops.iter().map(|what| what.name()).collect();
     let old = table.replace(tuned.world_size, tuned.on_gpus, &names, tuned.ranges.clone());
-    let is_written = args.apply || args.out.is_some();
+    let is_written = args.writes();
     if is_written {
         output_file::store(target, &table.json())?;
     }

@@ -57,7 +57,8 @@ fn a_rank_that_fails_by_itself_keeps_its_last_collective_and_leaves_its_record()
         let mut orchestrator = builder.initialize().expect("joined");
         orchestrator.manager().world().barrier().expect("both are there");
         if orchestrator.manager().rank().0 == 1 {
-            orchestrator.report(&std::io::Error::other("the batch is empty"));
+            let error = anyhow::Error::new(std::io::Error::other("the disk is full"));
+            orchestrator.report(error.context("cannot write the batch").as_ref());
             std::process::exit(3);
         }
         // Rank 1 may be gone.
@@ -79,7 +80,8 @@ fn a_rank_that_fails_by_itself_keeps_its_last_collective_and_leaves_its_record()
     .finish();
     let report = report(&output);
     let failure = &report["first_failure"];
-    assert_eq!((&failure["rank"], &failure["cause"]), (&1.into(), &"the batch is empty".into()), "{report}");
+    let cause = "cannot write the batch: the disk is full";
+    assert_eq!((&failure["rank"], &failure["cause"]), (&1.into(), &cause.into()), "{report}");
     let last_call = failure["last_call"].as_str().expect("a call");
     assert!(last_call.ends_with("barrier"), "{report}");
     assert!(records.path().join("rank-1.json").exists(), "the rank leaves its record");

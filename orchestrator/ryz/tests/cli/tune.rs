@@ -163,6 +163,22 @@ fn wrong_uses_are_refused_before_anything_starts() {
 }
 
 #[test]
+fn a_table_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "no folder").expect("written");
+    let below = file.join("below");
+    let out = below.join("paths.json");
+    for (state, flags) in [(&below, &["--apply"][..]), (&file, &["--out", out.to_str().expect("a path")][..])]
+    {
+        let output = ryz(state, &[&TUNE[..], flags].concat(), &[]);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.starts_with("error: cannot write ") && stderr.contains("Not a directory"), "{stderr}");
+    }
+}
+
+#[test]
 fn proposals_for_nccl_show_the_variables_that_they_change() {
     let state = tempfile::tempdir().expect("a folder");
     let asked = ["tune", "--nccl", "--preset", "dgx-h100", "--nnodes", "2", "--bytes", "16KiB"];
