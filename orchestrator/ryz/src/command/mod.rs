@@ -184,12 +184,11 @@ pub fn run() -> ExitCode {
 /// Parses the command line of this process, with the spellings of other launchers.
 fn parse() -> Cli {
     // torchrun's flags have underscores too.
-    let also_with_underscores = |argument: clap::Arg| match argument.get_long() {
-        Some(long) if long.contains('-') => {
-            let alias = long.replace('-', "_");
-            argument.alias(alias)
-        }
-        _ => argument,
+    let also_with_underscores = |argument: clap::Arg| {
+        let names = argument.get_long().into_iter().chain(argument.get_all_aliases().unwrap_or_default());
+        let names = names.filter(|name| name.contains('-'));
+        let aliases: Vec<String> = names.map(|name| name.replace('-', "_")).collect();
+        argument.aliases(aliases)
     };
     let command = Cli::command().mut_subcommands(|command| command.mut_args(also_with_underscores));
     let mut arguments: Vec<OsString> = std::env::args_os().collect();

@@ -41,6 +41,8 @@ pub(crate) fn flags() -> Vec<Case> {
             "launch -n 2 --rendezvous nowhere -- true",
             &["--rendezvous", "HOST:PORT", "the port is missing"],
         ),
+        Case::new("launch -n 2 --rdzv_endpoint nowhere -- true", &["--rendezvous", "the port is missing"]),
+        Case::new("launch --nproc_per_node x -- true", &["--nproc-per-node", "a number of ranks, or gpu"]),
         Case::new("launch -n 2 --rendezvous host:70000 -- true", &["--rendezvous", "a port from 0 to 65535"]),
         Case::new("launch -n 2 --rendezvous ::1 -- true", &["--rendezvous", "brackets", "[::1]:29500"]),
         Case::new("launch -n 2 --rendezvous :29500 -- true", &["--rendezvous", "HOST:PORT"]),
