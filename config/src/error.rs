@@ -56,9 +56,9 @@ pub enum ConfigError {
         /// The value, and what was expected instead.
         source: Box<ValueError>,
     },
-    /// An environment variable whose value is not text.
-    #[error("the environment variable {0} is not UTF-8 text; set it again, or unset it")]
-    NotText(String),
+    /// A value that is not text, by its source.
+    #[error("the {0} is not UTF-8 text; change it, or leave it out")]
+    NotText(Source),
     /// Two values that are valid individually but not together.
     #[error("{0}")]
     Conflict(String),

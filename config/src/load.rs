@@ -28,7 +28,7 @@ pub struct Sources {
     /// name must be a setting.
     pub environment: Vec<(String, String)>,
     /// Dotted keys, values, and the flags as the user typed them, such as `--world-size`. The last entry of a key takes
-    /// precedence.
+    /// precedence. Values with U+FFFD are refused.
     pub flags: Vec<(String, String, String)>,
 }
 
@@ -147,7 +147,7 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
         }
         let source = Source::Environment(name.clone());
         if value.contains(char::REPLACEMENT_CHARACTER) {
-            problems.push(ConfigError::NotText(name.clone()));
+            problems.push(ConfigError::NotText(source));
             continue;
         }
         match keys().find(|key| key.environment_variable() == *name) {
@@ -157,7 +157,9 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
     }
     for (key, value, flag) in &sources.flags {
         let source = Source::Flag(flag.clone());
-        if keys().any(|known| known.key == key) {
+        if value.contains(char::REPLACEMENT_CHARACTER) {
+            problems.push(ConfigError::NotText(source));
+        } else if keys().any(|known| known.key == key) {
             layers.push(Layer { source, settings: nest(key, value) });
         } else {
             problems.push(unknown(key, source, str::to_owned));

@@ -36,12 +36,14 @@ fn nothing_given_is_the_default() {
 }
 
 #[test]
-fn a_variable_that_is_not_text_is_refused_by_name() {
+fn a_variable_or_flag_that_is_not_text_is_refused_by_name() {
     let mut sources = environment(&[("RYZ_JOB__NAME", "caf\u{fffd}"), ("OTHER", "\u{fffd}")]);
-    let wanted = "the environment variable RYZ_JOB__NAME is not UTF-8 text; set it again, or unset it";
+    let wanted = "the environment variable RYZ_JOB__NAME is not UTF-8 text; change it, or leave it out";
     assert_eq!(refusal(&sources), wanted);
     sources.environment.remove(0);
     Config::load(&sources).unwrap();
+    sources.flags = vec![("launch.log_dir".into(), "caf\u{fffd}".into(), "--log-dir".into())];
+    assert_eq!(refusal(&sources), "the flag --log-dir is not UTF-8 text; change it, or leave it out");
 }
 
 #[test]

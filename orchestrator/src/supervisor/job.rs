@@ -1,7 +1,7 @@
 //! The part of a job that this node launches.
 
 use std::env::consts::ARCH;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
@@ -12,6 +12,9 @@ use ryzanstein_process_group::Rank;
 
 /// Maximum number of bytes that the system reads of a script's first line.
 const LONGEST_FIRST_LINE: u64 = 256;
+
+/// The folders that the system searches if there is no variable `PATH`.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The reason why a job could not be launched.
 #[derive(Debug, thiserror::Error)]
@@ -115,11 +118,11 @@ impl Job {
     }
 }
 
-/// Finds a program as a shell would, before anything is started.
+/// Finds a program as the system would in the folders of `search_path`, the variable `PATH`, before anything is started.
 ///
 /// # Errors
 /// [`LaunchError::Configuration`] if it does not exist or cannot be executed.
-pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), LaunchError> {
+pub fn check_program(name: &Path, search_path: Option<&OsStr>) -> Result<(), LaunchError> {
     let executable = |path: &Path| {
         std::fs::metadata(path)
             .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
@@ -145,8 +148,8 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
             Ok(_) => check_content(name),
         };
     }
-    let mut found = search_path.unwrap_or_default().split(':').map(|folder| Path::new(folder).join(name));
-    if let Some(program) = found.find(|program| executable(program)) {
+    let folders = std::env::split_paths(search_path.unwrap_or(DEFAULT_PATH.as_ref()));
+    if let Some(program) = folders.map(|folder| folder.join(name)).find(|program| executable(program)) {
         return check_content(&program);
     }
     if executable(name) {
@@ -232,6 +235,8 @@ fn other_processor(elf: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
 
     #[test]
@@ -279,7 +284,8 @@ mod tests {
             std::fs::write(&program, text).expect("written");
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))
                 .expect("made executable");
-            let path = folder.path().to_str();
+            let path = [&b"caf\xe9:"[..], folder.path().as_os_str().as_bytes()].concat();
+            let path = Some(OsStr::from_bytes(&path));
             for outcome in [check_program(&program, None), check_program(name.as_ref(), path)] {
                 match expected {
                     None => outcome.expect("nothing is wrong"),
@@ -290,6 +296,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn without_a_search_path_a_program_is_found_where_the_system_finds_it() {
+        check_program("sh".as_ref(), None).expect("it is in /bin");
+        check_program("no-such-program-anywhere".as_ref(), None).expect_err("it is nowhere");
+        check_program("sh".as_ref(), Some("/no/such/folder".as_ref())).expect_err("it is elsewhere");
     }
 
     fn job(ranks: u32, nodes: u32, node: u32) -> Job {

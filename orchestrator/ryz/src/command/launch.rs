@@ -204,8 +204,7 @@ impl Args {
         }
         let environment = settings::environment();
         let (program, arguments) = if let Some((program, arguments)) = self.program.split_first() {
-            let path = environment.get("PATH").map(String::as_str);
-            supervisor::check_program(program.as_ref(), path)?;
+            supervisor::check_program(program.as_ref(), std::env::var_os("PATH").as_deref())?;
             (program.into(), arguments.to_vec())
         } else {
             let prefix = "[rank 0] ".len();
