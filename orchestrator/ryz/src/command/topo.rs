@@ -1,6 +1,6 @@
 //! `ryz topo`
 
-use std::num::NonZeroUsize;
+use ryzanstein_config::WorldSize;
 
 use crate::doctor;
 use crate::topo::{Preset, SyncTimes, Topology};
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     sync_times: bool,
     /// The number of ranks that add up gradients [default: 8]
     #[arg(long, value_name = "N", requires = "sync_times")]
-    ranks: Option<NonZeroUsize>,
+    ranks: Option<WorldSize>,
     /// A table, or one line of JSON
     #[arg(long, value_enum, default_value_t = screen::Format::Table)]
     format: screen::Format,
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> i32 {
     if args.sync_times {
-        let times = SyncTimes::new(args.ranks.map_or(8, NonZeroUsize::get));
+        let times = SyncTimes::new(args.ranks.map_or(8, |ranks| ranks.get() as usize));
         screen.show(args.format, &times, |screen| times.table(screen));
     } else {
         let topology = args.preset.map_or_else(|| Topology::of(&doctor::hardware()), Preset::topology);

@@ -57,7 +57,8 @@ fn what_cannot_be_shown_is_refused() {
     for (arguments, words) in [
         (&["--preset", "laptop"][..], &["invalid value 'laptop' for '--preset", "dgx-h100"][..]),
         (&["--ranks", "4"], &["--sync-times"]),
-        (&["--sync-times", "--ranks", "0"], &["--ranks"]),
+        (&["--sync-times", "--ranks", "0"], &["--ranks", "from 1 to 65536"]),
+        (&["--sync-times", "--ranks", "99999999999"], &["--ranks", "from 1 to 65536"]),
     ] {
         let output = Run::new(&[&["topo"], arguments].concat(), &[]).finish();
         let said = text(&output.stderr);
