@@ -112,9 +112,7 @@ impl<'a> Supervisor<'a> {
         Ok(Self {
             job,
             rendezvous: RendezvousHost::new(job)?,
-            output: Output::start().map_err(LaunchError::system(
-                "no thread for the output of ranks; raise `ulimit -u`, or the container's limit on processes",
-            ))?,
+            output: Output::start().map_err(LaunchError::system("no thread for the output of ranks"))?,
             processors: affinity::of_ranks(&job.config, ranks.len()),
             core: Core::new(ranks, policy),
             watch: Watch::new(heartbeat::interval(job.world_size()?)),
@@ -139,9 +137,8 @@ impl<'a> Supervisor<'a> {
         let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]))
             .map_err(LaunchError::system("cannot listen to signals"))?;
         let launcher = lifeline.as_ref().and_then(|_| rustix::process::getppid());
-        let mut lifeline_closed = watch(lifeline).map_err(LaunchError::system(
-            "no thread for the launcher's lifeline; raise `ulimit -u`, or the container's limit on processes",
-        ))?;
+        let mut lifeline_closed =
+            watch(lifeline).map_err(LaunchError::system("no thread for the launcher's lifeline"))?;
         let endpoint = self.serve_status();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

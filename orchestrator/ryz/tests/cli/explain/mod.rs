@@ -93,6 +93,17 @@ fn the_closing_report_explains_the_first_failure_and_ranks_do_not_repeat_it() {
 }
 
 #[test]
+fn a_limit_on_open_files_is_not_taken_for_one_on_processes() {
+    for limit in 16..=24 {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {limit}; exec {} launch -n 1 -- true", env!("CARGO_BIN_EXE_ryz"));
+        command.args(["-c", &script]);
+        let stderr = text(&Run::of(command).finish().stderr);
+        assert!(!stderr.contains("ulimit -u"), "{limit}: {stderr}");
+    }
+}
+
+#[test]
 fn a_killed_rank_is_explained_by_its_signal_whatever_it_wrote() {
     let output = Run::launch(&["-n", "1"], "echo loading >&2; kill -KILL $$").finish();
     let stderr = text(&output.stderr);
