@@ -1,8 +1,9 @@
 //! Errors in a configuration, for the person who wrote it.
 
 use crate::{FileError, Source};
+use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An error in a configuration. Its cause is always the configuration, never the cluster.
 ///
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file that the user named, or the default one, cannot be read.
-    #[error("cannot read the configuration file {}: {source}", path.display())]
+    #[error("cannot read the configuration file {}: {source}", shown(path))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -117,6 +118,11 @@ impl fmt::Display for ValueError {
         write!(f, "expected {}, such as `{}`, not {}", self.expected, self.example, self.found)?;
         self.why.as_ref().map_or(Ok(()), |why| write!(f, " ({why})"))
     }
+}
+
+fn shown(path: &Path) -> Cow<'_, str> {
+    let is_empty = path.as_os_str().is_empty();
+    if is_empty { "`` (RYZ_CONFIG or --config is empty)".into() } else { path.to_string_lossy() }
 }
 
 fn unknown_key(key: &str, origin: &Source, nearest: Option<&str>) -> String {

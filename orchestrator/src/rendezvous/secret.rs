@@ -39,6 +39,9 @@ pub(crate) fn from_descriptor(number: &str) -> Result<Secret, String> {
 /// # Errors
 /// States the fault of the file, and the way to make a valid one.
 pub(crate) fn from_file(path: &Path) -> Result<Secret, String> {
+    if path.as_os_str().is_empty() {
+        return Err("RYZ_SECRET_FILE is empty; name the secret's file, or unset the variable".into());
+    }
     let shown = path.display();
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file =
@@ -194,6 +197,7 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         assert!(from_file(&link).unwrap_err().starts_with("cannot open"));
         assert!(from_file(folder.path()).unwrap_err().contains("not a regular file"));
+        assert!(from_file("".as_ref()).unwrap_err().starts_with("RYZ_SECRET_FILE is empty"));
     }
 
     #[test]

@@ -145,6 +145,8 @@ pub(crate) fn variables() -> Vec<Case> {
             .variable("RYZ_LOG__LEVEL", "loud"),
         Case::new("config show", &["/no/such/file.toml", "No such file"])
             .variable("RYZ_CONFIG", "/no/such/file.toml"),
+        Case::new("config show", &["RYZ_CONFIG or --config is empty"]).variable("RYZ_CONFIG", ""),
+        Case::new("launch -n 1 -- true", &["RYZ_SECRET_FILE is empty"]).variable("RYZ_SECRET_FILE", ""),
     ]);
     cases
 }
