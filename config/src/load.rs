@@ -52,6 +52,9 @@ impl Config {
                 Value::Dict(_, table) if key.is_table => lines(table),
                 value => text(value),
             };
+            // A NUL would end a variable or a path.
+            let text =
+                text.and_then(|text| if text.contains('\0') { Err("text with a NUL") } else { Ok(text) });
             let outcome = match text {
                 Ok(text) => config.set(key.key, &text),
                 Err(kind) => Err(crate::ValueError {

@@ -336,6 +336,14 @@ fn a_table_or_a_list_is_no_value() {
 }
 
 #[test]
+fn a_nul_in_a_value_is_refused_by_the_name_of_the_setting() {
+    assert_eq!(
+        file_refusal("[job]\nname = \"a\\u0000b\"\n"),
+        "`job.name` (file ryzanstein.toml): expected text that is not empty, such as `ryzanstein`, not text with a NUL"
+    );
+}
+
+#[test]
 fn all_problems_are_reported_at_once() {
     let (_folder, mut sources, path) = file("[job]\nnmae = 'x'\nworld_size = 0\n");
     sources.environment =
