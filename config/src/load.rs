@@ -290,6 +290,8 @@ fn text(value: &Value) -> Result<String, &'static str> {
             integer.or_else(|| number.to_f64().map(|n| n.to_string())).ok_or("a number")
         }
         Value::Empty(..) => Ok(String::new()),
+        // As the crate `toml` hands dates over.
+        Value::Dict(_, table) if table.contains_key("$__toml_private_datetime") => Err("a date"),
         Value::Dict(..) => Err("a table"),
         Value::Array(..) => Err("a list"),
     }

@@ -324,14 +324,14 @@ fn a_wrong_value_is_refused_with_its_source_what_was_expected_and_an_example() {
 }
 
 #[test]
-fn a_table_or_a_list_is_no_value() {
+fn a_table_a_list_or_a_date_is_no_value() {
     assert_eq!(
         file_refusal("[launch.grace]\nseconds = 3\n[job]\nname = ['a']\n[log]\nlevel = 1979-05-27\n"),
         "3 problems in the configuration:\
          \n  - `job.name` (file ryzanstein.toml): expected text that is not empty, such as `ryzanstein`, not a list\
          \n  - `launch.grace` (file ryzanstein.toml): expected a duration with its unit (ns, us, ms, s, m, h, d), \
          at most 365d, such as `30s`, not a table\
-         \n  - `log.level` (file ryzanstein.toml): expected text that is not empty, such as `ryzanstein`, not a table"
+         \n  - `log.level` (file ryzanstein.toml): expected text that is not empty, such as `ryzanstein`, not a date"
     );
 }
 

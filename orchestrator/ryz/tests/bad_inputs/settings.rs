@@ -176,7 +176,7 @@ pub(crate) fn files() -> Vec<Case> {
         toml("[job]\nworld_size = 1.5\n", &["job.world_size", "a whole number", "not `1.5`"]),
         toml("[job]\nworld_size = [4]\n", &["job.world_size", "a whole number", "not a list"]),
         toml("[job.world_size]\nx = 4\n", &["job.world_size", "not a table"]),
-        toml("[job]\nworld_size = 1979-05-27\n", &["job.world_size", "a whole number"]),
+        toml("[job]\nworld_size = 1979-05-27\n", &["job.world_size", "a whole number", "not a date"]),
         toml("[model]\ntemperature = nan\n", &["model.temperature", "a number, 0 or more"]),
         toml("[model]\ntop_p = inf\n", &["model.top_p", "more than 0 and at most 1"]),
         toml("[process_group]\ntimeout = 30\n", &["process_group.timeout", "the unit is missing", "`30s`"]),
