@@ -175,10 +175,12 @@ fn check_content(program: &Path) -> Result<(), LaunchError> {
         missing_interpreter(line, program)
     } else if let Err(pointer) = file::check_fetched(&start) {
         Some(pointer.to_string())
-    } else if start.starts_with(b"\x7fELF") {
-        other_processor(&start)
     } else if start.is_empty() {
         Some("it is empty; build it, or copy it again".into())
+    } else if has_emulators() {
+        None
+    } else if start.starts_with(b"\x7fELF") {
+        other_processor(&start)
     } else if line.contains(&0) {
         Some("Exec format error: it is neither a program for this system nor a script".into())
     } else if program.extension().is_some_and(|extension| extension == "py") {
@@ -209,6 +211,12 @@ fn missing_interpreter(line: &[u8], script: &Path) -> Option<String> {
             "its first line names the interpreter `{named}`, which does not exist; install it, or correct the line"
         ),
     })
+}
+
+/// Returns true if programs for other systems are executed by an emulator (binfmt_misc).
+fn has_emulators() -> bool {
+    // Two files belong to the mechanism itself.
+    std::fs::read_dir("/proc/sys/fs/binfmt_misc").is_ok_and(|files| files.count() > 2)
 }
 
 /// Returns why this processor cannot execute an ELF file.
