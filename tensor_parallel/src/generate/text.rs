@@ -7,6 +7,8 @@ use crate::error::Result;
 
 /// Number of tokens of the prompt that the first new token is decoded with: enough for a correct space.
 const CONTEXT: usize = 8;
+/// Maximum number of tokens of a part of a character.
+const PARTIAL: usize = 3;
 
 /// Decodes tokens to text incrementally.
 ///
@@ -32,13 +34,23 @@ pub struct TextStream<'a> {
 impl<'a> TextStream<'a> {
     /// Creates a stream of the text after `prompt`. The stream ends before the first of the `stop` strings.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
-        let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        let is_whole = |window: &Range<usize>| {
+            let text = tokenizer.decode(&prompt[window.clone()]);
+            text.is_ok_and(|text| {
+                !text.starts_with(char::REPLACEMENT_CHARACTER) && !text.ends_with(char::REPLACEMENT_CHARACTER)
+            })
+        };
+        // The context has whole characters only: `ByteFallback` makes every byte beside a part of one U+FFFD.
+        let first = prompt.len().saturating_sub(CONTEXT + PARTIAL);
+        let ends = (0..=PARTIAL).map(|partial| prompt.len().saturating_sub(partial));
+        let mut windows = ends.flat_map(|end| (first..end.max(1)).map(move |start| start..end));
+        let window = windows.find(is_whole).unwrap_or(first..prompt.len());
         let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
         Self {
             tokenizer,
             context: 0,
-            decoded: tokens.len(),
-            tokens,
+            decoded: window.len(),
+            tokens: prompt[window.start..].to_vec(),
             stop,
             held: String::new(),
             hidden: Vec::new(),
@@ -86,11 +98,12 @@ impl<'a> TextStream<'a> {
     /// Decodes the tokens from `decoded` on.
     fn decode_new(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[self.context..self.decoded])?;
-        let mut all = self.tokenizer.decode(&self.tokens[self.context..])?;
-        // A prompt may end inside a character: the end of its text changes once the character is complete.
-        let common = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
-        let from = common.map(|(c, _)| c.len_utf8()).sum();
-        Ok(all.split_off(from))
+        let all = self.tokenizer.decode(&self.tokens[self.context..])?;
+        match all.strip_prefix(&before) {
+            Some(new) => Ok(new.into()),
+            // A part of a character at the end changes the decoding of the bytes before it.
+            None => self.tokenizer.decode(&self.tokens[self.decoded..]),
+        }
     }
 
     /// Adds text. Returns the text that cannot be a part of a stop string.
@@ -164,6 +177,21 @@ mod tests {
         }))
     }
 
+    /// Creates a tokenizer of letters and, for other characters, their bytes, as in Llama 2.
+    fn byte_fallback() -> Tokenizer {
+        let letters = ["<unk>", "a", "!"].map(String::from);
+        let tokens = (0..=255_u8).map(|byte| format!("<0x{byte:02X}>")).chain(letters);
+        let vocab: serde_json::Map<String, serde_json::Value> =
+            tokens.zip(0..).map(|(token, id)| (token, id.into())).collect();
+        let model = serde_json::json!({
+            "type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": true
+        });
+        let decoders = serde_json::json!([{ "type": "ByteFallback" }, { "type": "Fuse" }]);
+        tokenizer(&serde_json::json!({
+            "version": "1.0", "added_tokens": [], "decoder": { "type": "Sequence", "decoders": decoders }, "model": model
+        }))
+    }
+
     fn tokenizer(json: &serde_json::Value) -> Tokenizer {
         Tokenizer::from_bytes("tokenizer.json".as_ref(), json.to_string().into_bytes()).unwrap()
     }
@@ -184,16 +212,18 @@ mod tests {
 
     #[test]
     fn a_character_of_several_tokens_comes_when_it_is_whole() {
-        let tokenizer = bytes(&[]);
-        let tokens = tokenizer.encode("é€!").unwrap();
-        assert_eq!(streamed(&tokenizer, &[], &tokens, &[]), ["", "é", "", "", "€", "!", ""]);
+        for tokenizer in [bytes(&[]), byte_fallback()] {
+            let tokens = tokenizer.encode("é€!").unwrap();
+            assert_eq!(streamed(&tokenizer, &[], &tokens, &[]), ["", "é", "", "", "€", "!", ""]);
+        }
     }
 
     #[test]
     fn half_a_character_at_the_end_is_shown_as_what_it_is() {
-        let tokenizer = bytes(&[]);
-        let tokens = tokenizer.encode("a€").unwrap();
-        assert_eq!(streamed(&tokenizer, &[], &tokens[..2], &[]).concat(), "a\u{fffd}");
+        for tokenizer in [bytes(&[]), byte_fallback()] {
+            let tokens = tokenizer.encode("é€").unwrap();
+            assert_eq!(streamed(&tokenizer, &[], &tokens[..3], &[]).concat(), "é\u{fffd}");
+        }
     }
 
     #[test]
@@ -245,14 +275,15 @@ mod tests {
         }
 
         #[test]
-        fn a_prompt_may_end_inside_a_character(text in "[aé€😀]{0,8}", at in 0usize..40) {
-            let tokenizer = bytes(&[]);
-            let tokens = tokenizer.encode(&text).unwrap();
-            let (prompt, new) = tokens.split_at(at.min(tokens.len()));
-            // A character that begins in the prompt is returned completely.
-            let before = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= prompt.len()).last();
-            let before = if prompt.len() == text.len() { text.len() } else { before.unwrap_or(0) };
-            prop_assert_eq!(streamed(&tokenizer, prompt, new, &[]).concat(), &text[before..]);
+        fn a_prompt_may_end_inside_a_character(text in "[aé€😀]{0,16}", at in 0usize..64) {
+            for tokenizer in [bytes(&[]), byte_fallback()] {
+                let tokens = tokenizer.encode(&text).unwrap();
+                let (prompt, new) = tokens.split_at(at.min(tokens.len()));
+                // A character that begins in the prompt is returned completely.
+                let before = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= prompt.len()).last();
+                let before = if prompt.len() == text.len() { text.len() } else { before.unwrap_or(0) };
+                prop_assert_eq!(streamed(&tokenizer, prompt, new, &[]).concat(), &text[before..]);
+            }
         }
     }
 }
