@@ -33,6 +33,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         strip(text, characters, true, true).to_owned()
     });
     environment.add_test("sequence", is_sequence);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
 }
 
 pub(super) fn invalid(text: impl Into<String>) -> Error {
