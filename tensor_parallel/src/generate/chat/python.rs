@@ -4,7 +4,7 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::source::PERCENT;
+use super::source::{PERCENT, SLICE};
 use crate::python_json;
 
 /// Adds what transformers gives to templates.
@@ -227,6 +227,7 @@ fn truncate(text: &str, Rest(positional): Rest<Value>, named: Kwargs) -> Result<
 /// Calls a method of Python's texts, lists and dictionaries.
 fn call_method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let own = match (value.kind(), value.as_str()) {
+        _ if name == SLICE => Some(slice_with_step(value, args)?),
         (_, Some(text)) => text_method(text, name, args)?,
         (ValueKind::Seq | ValueKind::Iterable, _) if name == "index" => {
             let (wanted,): (&Value,) = from_args(args)?;
@@ -327,6 +328,37 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
         }
         _ => return Ok(None),
     }))
+}
+
+/// Returns the part `[start:stop:step]` of a text or a list.
+fn slice_with_step(value: &Value, args: &[Value]) -> Result<Value, Error> {
+    let (start, stop, step): (Option<i64>, Option<i64>, Option<i64>) = from_args(args)?;
+    if !matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Iterable) {
+        return Err(invalid(format!("a value of type {} cannot be sliced", value.kind())));
+    }
+    let step = step.unwrap_or(1);
+    if step == 0 {
+        return Err(invalid("the step of a slice is 0"));
+    }
+    let items: Vec<Value> = value.try_iter()?.collect();
+    let length = items.len() as i64;
+    // A negative step goes from the last item to the position before the first.
+    let (first, end) = if step < 0 { (length - 1, -1) } else { (0, length) };
+    let position = |at: i64| {
+        let at = if at < 0 { length.saturating_add(at) } else { at };
+        at.clamp(first.min(end), first.max(end))
+    };
+    let (start, stop) = (start.map_or(first, position), stop.map_or(end, position));
+    let is_before = |at: &i64| if step < 0 { *at > stop } else { *at < stop };
+    let positions = std::iter::successors(Some(start), |at| at.checked_add(step)).take_while(is_before);
+    let part = positions.map(|at| items[at as usize].clone());
+    Ok(if value.as_str().is_some() {
+        part.map(|character| character.to_string()).collect::<String>().into()
+    } else if value.is_tuple() {
+        Tuple::from(part.collect::<Vec<_>>()).into()
+    } else {
+        part.collect()
+    })
 }
 
 /// Returns the part between two positions, which count from the end if negative, and its position.

@@ -7,13 +7,16 @@ const MOST_BRANCHES: usize = 1024;
 
 /// The filter that stands for the operator `%` of texts.
 pub(super) const PERCENT: &str = "python_percent";
+/// The method that stands for a slice with a step.
+pub(super) const SLICE: &str = "python_slice";
 
 /// Rewrites what the engine reads differently from Jinja2 with the extensions of transformers:
 ///
 /// - every line break is `\n`;
 /// - in a string literal, a backslash before a line break removes both, and some escapes are only Python's;
 /// - `{% generation %}`, which marks text for training, is a scope;
-/// - `%` formats a string literal.
+/// - `%` formats a string literal;
+/// - a slice with a step is a method call.
 ///
 /// # Errors
 /// Returns the limit that a template exceeds.
@@ -144,6 +147,7 @@ fn text_length(text: &str, quote: char) -> usize {
 fn write_tag(out: &mut String, tokens: &[Token<'_>], name: Option<usize>) {
     // Number of operands of `%` that end before each token.
     let mut ends = vec![0_usize; tokens.len() + 1];
+    let in_slice = slices(tokens);
     for (at, token) in tokens.iter().enumerate() {
         (0..ends[at]).for_each(|_| out.push(')'));
         match (token.kind, token.text) {
@@ -156,10 +160,47 @@ fn write_tag(out: &mut String, tokens: &[Token<'_>], name: Option<usize>) {
                 *out += "(";
                 ends[operand_end(tokens, at + 1)] += 1;
             }
+            (_, "[") if in_slice[at] => {
+                *out += ".";
+                *out += SLICE;
+                *out += "(";
+            }
+            (_, ":") if in_slice[at] => *out += ",",
+            (_, "]") if in_slice[at] => *out += ")",
             (_, text) => *out += text,
+        }
+        let mut after = tokens[at + 1..].iter().filter(|token| token.kind != Kind::Space);
+        if in_slice[at]
+            && token.text != "]"
+            && after.next().is_some_and(|next| matches!(next.text, ":" | "]"))
+        {
+            *out += "none";
         }
     }
     (0..ends[tokens.len()]).for_each(|_| out.push(')'));
+}
+
+/// Returns true for the brackets and colons of slices with a step.
+fn slices(tokens: &[Token<'_>]) -> Vec<bool> {
+    let (mut in_slice, mut open) = (vec![false; tokens.len()], Vec::<Vec<usize>>::new());
+    for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == Kind::Symbol) {
+        match token.text {
+            "(" | "[" | "{" => open.push(vec![at]),
+            ":" => {
+                if let Some(group) = open.last_mut() {
+                    group.push(at);
+                }
+            }
+            ")" | "]" | "}" => {
+                let group = open.pop().unwrap_or_default();
+                if token.text == "]" && group.len() == 3 {
+                    group.into_iter().chain([at]).for_each(|at| in_slice[at] = true);
+                }
+            }
+            _ => {}
+        }
+    }
+    in_slice
 }
 
 /// Returns false for the half of a delimiter that is not closed.
@@ -294,6 +335,23 @@ mod tests {
         rewritten("{%set a='%s' 'b'%('x','y')%}", "{%set a='%s' 'b'|python_percent(('x','y'))%}");
         rewritten("{{ '%s' % '%s' % 1 }}", "{{ '%s' |python_percent( '%s') % 1 }}");
         rewritten("{{ 7 % 2 * '%s' % 1 }}{% if x %}", "{{ 7 % 2 * '%s' % 1 }}{% if x %}");
+    }
+
+    #[test]
+    fn a_slice_with_a_step_is_a_method_call() {
+        rewritten(
+            "{{ a[::-1].b[ 1 : n-1 : 2 ] }}",
+            "{{ a.python_slice(none,none,-1).b.python_slice( 1 , n-1 , 2 ) }}",
+        );
+        rewritten("{{ a[b[::2]:: ][0] }}", "{{ a.python_slice(b.python_slice(none,none,2),none,none )[0] }}");
+        rewritten(
+            "{{ '%s' % a[:0:-1] ~ ':' }}",
+            "{{ '%s' |python_percent( a.python_slice(none,0,-1)) ~ ':' }}",
+        );
+        rewritten(
+            "{{ a[1:] }}{{ {'a': [1, ':::'], 'b': 2}[':'] }}::",
+            "{{ a[1:] }}{{ {'a': [1, ':::'], 'b': 2}[':'] }}::",
+        );
     }
 
     #[test]
