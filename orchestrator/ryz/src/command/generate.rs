@@ -1,12 +1,12 @@
 //! `ryz generate`
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write as _};
 use std::path::PathBuf;
 
 use crate::generate::{self, PreparedPrompt, Prompt, Request, Response};
 use anyhow::Context as _;
 use ryzanstein_benches::communication::{Communication, JobContext};
-use ryzanstein_config::{ModelConfig, Source, WorldSize};
+use ryzanstein_config::{ByteSize, ModelConfig, Source, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::rendezvous::Environment;
@@ -119,7 +119,7 @@ pub(crate) struct Args {
 }
 
 /// Upper bound of the size of a prompt: no model accepts a larger one.
-const MOST_PROMPT_BYTES: u64 = 256 << 20;
+const LARGEST_PROMPT: ByteSize = ByteSize::mib(256);
 
 impl Args {
     /// Returns the prompt, and its text if that came from standard input.
@@ -133,19 +133,7 @@ impl Args {
                 std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
             }
             (None, "-") => {
-                let mut read = String::new();
-                std::io::stdin()
-                    .take(MOST_PROMPT_BYTES)
-                    .read_to_string(&mut read)
-                    .context("--prompt -: cannot read a text from standard input")?;
-                // The line break at the end of a file is not part of the prompt.
-                let text = read.strip_suffix('\n').unwrap_or(&read).to_owned();
-                if text.is_empty() {
-                    return Err(Error::Configuration(
-                        "--prompt -: standard input is empty; pipe the prompt in, or pass it as --prompt TEXT".into(),
-                    )
-                    .into());
-                }
+                let text = read_prompt(std::io::stdin(), LARGEST_PROMPT)?;
                 from_stdin = Some(text.clone());
                 text
             }
@@ -180,6 +168,30 @@ impl Args {
         settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         flags
     }
+}
+
+/// Reads a prompt of at most `limit`, without the mark before it and the line break after it that editors write.
+fn read_prompt(input: impl Read, limit: ByteSize) -> anyhow::Result<String> {
+    let wrong = |what: String| Error::Configuration(format!("--prompt -: standard input {what}"));
+    let mut bytes = Vec::new();
+    let mut input = input.take(limit.get() + 1);
+    input.read_to_end(&mut bytes).context("--prompt -: cannot read standard input")?;
+    if bytes.len() as u64 > limit.get() {
+        return Err(wrong(format!("has more than {limit}, the most that is read; shorten the prompt")).into());
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let found = match error.as_bytes() {
+            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "is UTF-16".into(),
+            _ => format!("is not UTF-8 text ({})", error.utf8_error()),
+        };
+        wrong(format!("{found}; save the prompt as UTF-8"))
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let text = text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if text.is_empty() {
+        return Err(wrong("is empty; pipe the prompt in, or pass it as --prompt TEXT".into()).into());
+    }
+    Ok(text.into())
 }
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
@@ -285,4 +297,36 @@ fn relaunch(ranks: u32, args: &Args, from_stdin: Option<&str>) -> anyhow::Result
     let mut file = tempfile::NamedTempFile::new().context("cannot hand the prompt to the ranks")?;
     file.write_all(text.as_bytes()).context("cannot hand the prompt to the ranks")?;
     launch::relaunch(ranks, &args.file, &["--prompt-file".into(), file.path().into()], &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: ByteSize = ByteSize::bytes(8);
+
+    #[test]
+    fn a_prompt_on_standard_input_is_its_text_without_what_an_editor_adds() {
+        for (input, prompt) in [
+            ("hi", "hi"),
+            ("hi\n", "hi"),
+            ("hi\r\n", "hi"),
+            ("hi\r", "hi\r"),
+            ("\u{feff}hi\n\n", "hi\n"),
+            ("a\r\nb\r\n", "a\r\nb"),
+        ] {
+            assert_eq!(read_prompt(input.as_bytes(), LIMIT).expect("a prompt"), prompt, "{input:?}");
+        }
+        for (input, words) in [
+            (&b""[..], "is empty"),
+            (b"\xef\xbb\xbf\r\n", "is empty"),
+            (b"\xff\xfeh\0", "UTF-16; save the prompt as UTF-8"),
+            (b"\xfe\xff\0h", "UTF-16; save the prompt as UTF-8"),
+            (b"h\xff", "not UTF-8 text (invalid utf-8 sequence of 1 bytes from index 1)"),
+            (b"123456789", "more than 8B"),
+        ] {
+            let error = read_prompt(input, LIMIT).expect_err("no prompt");
+            assert!(error.is::<Error>() && error.to_string().contains(words), "{input:?}: {error}");
+        }
+    }
 }
