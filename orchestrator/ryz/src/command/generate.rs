@@ -70,13 +70,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "S", help_heading = SAMPLING)]
     seed: Option<String>,
     /// Divide the positive logits of tokens that have occurred by this, and multiply the others; 1 changes nothing
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, help_heading = SAMPLING)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = SAMPLING)]
     repetition_penalty: f32,
     /// Subtract this from the logits of tokens that have been generated; from -2 to 2
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = SAMPLING)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = SAMPLING)]
     presence_penalty: f32,
     /// Subtract this from the logits of generated tokens, once for each time; from -2 to 2
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = SAMPLING)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = SAMPLING)]
     frequency_penalty: f32,
     /// Continue after the model's end tokens and stop strings
     #[arg(long)]

@@ -183,14 +183,17 @@ pub fn run() -> ExitCode {
 
 /// Parses the command line of this process, with the spellings of other launchers.
 fn parse() -> Cli {
-    // torchrun's flags have underscores too.
-    let also_with_underscores = |argument: clap::Arg| {
+    let adapted = |argument: clap::Arg| {
+        // torchrun's flags have underscores too.
         let names = argument.get_long().into_iter().chain(argument.get_all_aliases().unwrap_or_default());
         let names = names.filter(|name| name.contains('-'));
         let aliases: Vec<String> = names.map(|name| name.replace('-', "_")).collect();
+        // The error of a negative number names its flag.
+        let is_value = argument.get_action().takes_values() && !argument.is_positional();
+        let argument = if is_value { argument.allow_negative_numbers(true) } else { argument };
         argument.aliases(aliases)
     };
-    let command = Cli::command().mut_subcommands(|command| command.mut_args(also_with_underscores));
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(adapted));
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     // mpirun's flag would be read as `-n p`.
     if let [_, command, flag, ..] = arguments.as_mut_slice()

@@ -14,7 +14,7 @@ pub(crate) fn flags() -> Vec<Case> {
         Case::new("launch", &["world size is not set", "--world-size N", "job.world_size"]),
         Case::new("launch --world-size", &["a value is required for '--world-size <N>'"]),
         Case::new("launch -n 0 -- true", &["--world-size", "from 1 to 65536", "not `0`"]),
-        Case::new("launch -n -1 -- true", &["unexpected argument '-1'"]),
+        Case::new("launch -n -1 -- true", &["--world-size", "from 1 to 65536", "not `-1`"]),
         Case::new("launch -n=-1 -- true", &["--world-size", "from 1 to 65536", "not `-1`"]),
         Case::new("launch -n 1.5 -- true", &["--world-size", "a whole number", "not `1.5`"]),
         Case::new("launch -n four -- true", &["--world-size", "a whole number", "not `four`"]),
