@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use chrono::format::{Fixed, Item, Numeric, StrftimeItems};
 use chrono::{FixedOffset, Local, TimeZone as _};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -89,8 +90,17 @@ impl ChatTime {
         use std::fmt::Write as _;
         let zone = FixedOffset::east_opt(self.offset);
         let time = zone.and_then(|zone| zone.timestamp_opt(self.seconds, 0).single());
+        let items = StrftimeItems::new(format).map(|item| match item {
+            // The time of transformers has no zone.
+            Item::Fixed(Fixed::TimezoneName | Fixed::TimezoneOffset | Fixed::TimezoneOffsetColon) => {
+                Item::Literal("")
+            }
+            // Python has microseconds.
+            Item::Numeric(Numeric::Nanosecond, _) => Item::Literal("000000"),
+            item => item,
+        });
         let mut text = String::new();
-        match time.map(|time| write!(text, "{}", time.format(format))) {
+        match time.map(|time| write!(text, "{}", time.format_with_items(items))) {
             Some(Ok(())) => Ok(text),
             Some(Err(_)) => Err(invalid(format!("`{format}` is not a format of dates"))),
             None => Err(invalid(format!("{self:?} is not a time"))),
