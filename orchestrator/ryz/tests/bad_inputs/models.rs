@@ -108,11 +108,7 @@ pub(crate) fn configs() -> Vec<Case> {
         set("tie_word_embeddings", "\"yes\"", &["`tie_word_embeddings` must be true or false"]),
         set("attention_bias", "1", &["`attention_bias` must be true or false"]),
         set("mlp_bias", "[]", &["`mlp_bias` must be true or false"]),
-        set(
-            "architectures",
-            "[\"BertModel\"]",
-            &["architecture `BertModel` is not supported", "LlamaForCausalLM"],
-        ),
+        set("model_type", "\"bert\"", &["`model_type` is `bert`", "do not belong together"]),
         set(
             "quantization_config",
             "{\"bits\":4}",
@@ -137,12 +133,8 @@ pub(crate) fn configs() -> Vec<Case> {
             &["`hidden_size` must be a positive whole number"],
         )
         .named("a long text"),
-        set(
-            "architectures",
-            &format!("[\"{}\"]", "x".repeat(100_000)),
-            &["is not supported", "LlamaForCausalLM"],
-        )
-        .named("a long name"),
+        set("model_type", &format!("\"{}\"", "x".repeat(100_000)), &["do not belong together"])
+            .named("a long name"),
     ]);
     let whole = |text: &str, words: &[&str]| {
         let words: Vec<&str> = words.iter().copied().chain(["{}/config.json"]).collect();
