@@ -20,6 +20,7 @@ use serde_json::Map;
 
 use self::python::invalid;
 use self::special_tokens::SpecialTokens;
+pub(super) use self::special_tokens::added as added_tokens;
 use super::chat_error::ChatError;
 use super::panics::caught;
 use crate::digest::digest;

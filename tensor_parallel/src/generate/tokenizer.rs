@@ -1,10 +1,13 @@
 //! Encoding of text to tokens and decoding of tokens, by the `tokenizer.json` of a model folder.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ByteSize, file};
+use serde_json::value::{RawValue, to_raw_value};
+use tokenizers::AddedToken;
 
+use super::chat::added_tokens;
 use super::{growth, panics};
 use crate::digest::digest;
 use crate::error::{Error, Result};
@@ -23,23 +26,30 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder. Returns `None` if there is none. Ignores its padding and truncation, which are for
-    /// batches in training.
+    /// Reads `tokenizer.json` of a folder, and the tokens that `tokenizer_config.json` and other files add to it. Returns `None` if
+    /// there is none. Ignores its padding and truncation, which are for batches in training.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read or is not a tokenizer.
+    /// Returns an error if a file cannot be read, or is not that of a tokenizer.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
-        let parse = |text| Self::from_bytes(&path(directory), text);
-        Self::read(directory)?.map(parse).transpose()
+        Ok(open(directory)?.map(|(tokenizer, _)| tokenizer))
     }
 
-    /// Returns the bytes of a folder's `tokenizer.json`, for ranks that cannot read it, or `None` if there is none.
+    /// Returns a folder's `tokenizer.json` with the tokens that other files add to it, for ranks that cannot read them, or `None` if
+    /// there is none.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read.
+    /// Returns the errors of [`open`](Self::open).
     pub fn read(directory: &Path) -> Result<Option<Vec<u8>>> {
-        let file = path(directory);
-        Error::unless_missing(&file, file::read(&file, LARGEST_FILE))
+        let whole = |(tokenizer, text): (Self, Vec<u8>)| {
+            caught(&tokenizer.file, "be sent", || {
+                let added = to_raw_value(tokenizer.inner.get_added_vocabulary())?;
+                let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(&text)?;
+                fields.insert("added_tokens".into(), &added);
+                Ok(serde_json::to_vec(&fields)?)
+            })
+        };
+        open(directory)?.map(whole).transpose()
     }
 
     /// Parses the bytes of a `tokenizer.json`. Errors name `file`.
@@ -56,10 +66,28 @@ impl Tokenizer {
             inner.with_padding(None).with_truncation(None)?;
             Ok(inner)
         })?;
-        let added = inner.get_added_tokens_decoder().into_iter();
-        let special =
-            added.filter(|(_, token)| token.special).map(|(id, token)| (id, token.content)).collect();
+        let special = special(&inner);
         Ok(Self { file: file.into(), inner, special, digest })
+    }
+
+    /// Adds tokens with their properties, and texts that are special tokens.
+    fn add(&mut self, (listed, texts): (Vec<AddedToken>, Vec<String>)) -> Result<()> {
+        let added = caught(&self.file, "be used", || {
+            let added = serde_json::to_vec(&(&listed, &texts))?;
+            growth::check_strings(&added)?;
+            self.inner.add_tokens(listed)?;
+            let known = self.inner.get_added_tokens_decoder().into_iter();
+            let known: HashMap<_, _> = known.map(|(_, token)| (token.content.clone(), token)).collect();
+            let texts = texts.into_iter().map(|text| {
+                let token = known.get(&text).cloned();
+                token.unwrap_or_else(|| AddedToken::from(text, true)).special(true)
+            });
+            self.inner.add_tokens(texts)?;
+            Ok(added)
+        })?;
+        self.special = special(&self.inner);
+        self.digest ^= digest(added);
+        Ok(())
     }
 
     /// Encodes text, and adds the special tokens that the model expects around it.
@@ -103,8 +131,19 @@ impl Tokenizer {
     }
 }
 
-fn path(directory: &Path) -> PathBuf {
-    directory.join("tokenizer.json")
+/// Reads the tokenizer of a folder. Also returns the bytes of `tokenizer.json`.
+fn open(directory: &Path) -> Result<Option<(Tokenizer, Vec<u8>)>> {
+    let file = directory.join("tokenizer.json");
+    let Some(text) = Error::unless_missing(&file, file::read(&file, LARGEST_FILE))? else { return Ok(None) };
+    let mut tokenizer = Tokenizer::from_bytes(&file, text.clone())?;
+    tokenizer.add(added_tokens(directory)?)?;
+    Ok(Some((tokenizer, text)))
+}
+
+/// Returns the texts of the special tokens.
+fn special(inner: &tokenizers::Tokenizer) -> HashMap<u32, String> {
+    let added = inner.get_added_tokens_decoder().into_iter();
+    added.filter(|(_, token)| token.special).map(|(id, token)| (id, token.content)).collect()
 }
 
 /// Calls the tokenizers library, which panics on some files.
@@ -124,6 +163,8 @@ fn caught<T>(file: &Path, cannot: &str, work: impl FnOnce() -> tokenizers::Resul
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// Encodes the prompt `hi` with this `tokenizer.json`.
@@ -138,6 +179,56 @@ mod tests {
         let said = error.to_string();
         assert!(error.is_permanent() && words.iter().all(|word| said.contains(word)), "{tokenizer}: {said}");
         assert!(said.contains("tokenizer.json: ") && said.contains("fetch the model's"), "{said}");
+    }
+
+    // Every expectation was read from transformers 5.24.
+    #[test]
+    fn other_files_add_tokens_and_say_which_are_special() {
+        let vocab = json!({ "a": 0, "b": 1, "x": 2, "<": 3, ">": 4, "/": 5, " ": 6, "<v>": 7 });
+        let known = json!({
+            "id": 7, "content": "<v>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false
+        });
+        let tokenizer = json!({
+            "version": "1.0", "added_tokens": [known], "decoder": { "type": "Fuse" },
+            "model": { "type": "BPE", "vocab": vocab, "merges": [] }
+        });
+        let x = json!({ "content": "<x>", "lstrip": true, "normalized": false, "special": true });
+        let (config, map) = ("tokenizer_config.json", "special_tokens_map.json");
+        for (file, content, text, tokens, decoded) in [
+            (config, json!({}), "a<x><v>b", &[0, 3, 2, 4, 7, 1][..], "a<x><v>b"),
+            (config, json!({ "added_tokens_decoder": { "8": x } }), "a <x>b", &[0, 8, 1], "ab"),
+            (
+                config,
+                json!({ "added_tokens_decoder": { "8": { "content": "<x>" } } }),
+                "a<x>b",
+                &[0, 8, 1],
+                "a<x>b",
+            ),
+            (
+                config,
+                json!({ "added_tokens_decoder": { "11": x, "9": { "content": "x<" } }, "eos_token": "<>" }),
+                "x<<><x>",
+                &[8, 10, 9],
+                "x<",
+            ),
+            (config, json!({ "eos_token": "<x>" }), "a<x>b", &[0, 8, 1], "ab"),
+            (config, json!({ "eos_token": "<v>" }), "a<v>b", &[0, 7, 1], "ab"),
+            (config, json!({ "image_token": "<x>" }), "a<x>b", &[0, 8, 1], "ab"),
+            (config, json!({ "extra_special_tokens": ["<x>"] }), "a<x>b", &[0, 8, 1], "ab"),
+            (config, json!({ "additional_special_tokens": ["<x>"] }), "a<x>b", &[0, 8, 1], "ab"),
+            (map, json!({ "eos_token": "<x>" }), "a<x>b", &[0, 8, 1], "ab"),
+            ("added_tokens.json", json!({ "<x>": 8 }), "a<x>b", &[0, 8, 1], "a<x>b"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+            std::fs::write(folder.path().join(file), content.to_string()).unwrap();
+            let opened = Tokenizer::open(folder.path()).unwrap().unwrap();
+            let sent = Tokenizer::read(folder.path()).unwrap().unwrap();
+            for tokenizer in [opened, Tokenizer::from_bytes("sent".as_ref(), sent).unwrap()] {
+                assert_eq!(tokenizer.encode(text).unwrap(), tokens, "{file} {content}");
+                assert_eq!(tokenizer.decode(tokens).unwrap(), decoded, "{file} {content}");
+            }
+        }
     }
 
     #[test]

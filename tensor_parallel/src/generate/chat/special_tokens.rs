@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tokenizers::AddedToken;
 
 use super::read_json;
 use crate::error::Result;
@@ -70,6 +71,36 @@ pub(super) fn collect(folder: &Path, mut config: Map<String, Value>) -> Result<S
         tokens.extend(padding.map(|padding| ("pad_token".into(), padding.pad_token)));
     }
     Ok(tokens)
+}
+
+/// Returns the tokens that the files next to `tokenizer.json` add to it, as transformers does: those that they list, by number, and
+/// the texts of special tokens.
+///
+/// # Errors
+/// Returns the errors of [`collect`].
+pub(in crate::generate) fn added(folder: &Path) -> Result<(Vec<AddedToken>, Vec<String>)> {
+    let config: Map<_, _> = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let listed: BTreeMap<u64, AddedToken> = if let Some(listed) = config.get("added_tokens_decoder") {
+        let listed = listed.as_object().into_iter().flatten();
+        listed.filter_map(|(id, value)| Some((id.parse().ok()?, token(value)?))).collect()
+    } else {
+        let listed: Map<_, _> = read_json(&folder.join("added_tokens.json"))?.unwrap_or_default();
+        listed.iter().filter_map(|(text, id)| Some((id.as_u64()?, AddedToken::from(text, false)))).collect()
+    };
+    let lists = ["extra_special_tokens", "additional_special_tokens"].map(|key| config.get(key));
+    let further = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
+    let further: Vec<String> = further.filter_map(text).map(Into::into).collect();
+    let named = collect(folder, config)?.into_values().chain(further).collect();
+    Ok((listed.into_values().collect(), named))
+}
+
+/// Returns a token of a list.
+fn token(value: &Value) -> Option<AddedToken> {
+    let flag = |name: &str, default| value.get(name).and_then(Value::as_bool).unwrap_or(default);
+    let token = AddedToken::from(text(value)?, flag("special", false));
+    let normalized = flag("normalized", token.normalized);
+    let token = token.normalized(normalized).single_word(flag("single_word", false));
+    Some(token.lstrip(flag("lstrip", false)).rstrip(flag("rstrip", false)))
 }
 
 /// Returns the class of the tokenizer. For some models it does not depend on `tokenizer_config.json`.
