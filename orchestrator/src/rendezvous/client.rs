@@ -160,6 +160,13 @@ impl Client {
         Ok(reply.value)
     }
 
+    /// Sets a launcher's key in the store, with a separate deadline.
+    pub(crate) fn put(&self, key: &str, value: &[u8], wait: Duration) -> Result<()> {
+        let value = bytes::Bytes::copy_from_slice(value);
+        let request = wire::SetRequest { epoch: self.epoch(), key: key.into(), value };
+        refused(self.call(wait, |mut stub| async move { stub.set(request).await })?.refusal)
+    }
+
     /// Reports to the first node's launcher that a rank of this node has left, and that no heartbeat follows.
     pub(crate) fn report_exit(&self, rank: Rank, wait: Duration) -> Result<()> {
         self.beat_as(rank, &Report { leaving: true, ..Report::default() }, wait)
@@ -390,12 +397,7 @@ impl Rendezvous for Client {
 impl Store for Client {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         check(key, value)?;
-        let request = wire::SetRequest {
-            epoch: self.epoch(),
-            key: key.into(),
-            value: bytes::Bytes::copy_from_slice(value),
-        };
-        refused(self.call(UNARY_TIMEOUT, |mut stub| async move { stub.set(request).await })?.refusal)
+        self.put(key, value, UNARY_TIMEOUT)
     }
 
     fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {

@@ -98,6 +98,11 @@ impl Core {
         self.values.sum(key, 0).unwrap_or(0)
     }
 
+    /// Returns a value of the store.
+    pub(crate) fn value(&self, key: &str) -> Option<Bytes> {
+        self.values.get(key)
+    }
+
     /// Returns the time at which [`Event::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(time, _)| *time)

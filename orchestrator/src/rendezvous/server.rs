@@ -136,6 +136,18 @@ impl Server {
         self.shared.state().core.counter(key)
     }
 
+    /// Returns a launcher's value in the store.
+    pub(crate) fn value(&self, key: &str) -> Option<Bytes> {
+        self.shared.state().core.value(key)
+    }
+
+    /// Sets a launcher's value in the store.
+    pub(crate) fn put(&self, key: &str, value: String) {
+        let epoch = self.shared.state().core.epoch();
+        // Requests count from 1: nobody waits for the reply to this one.
+        self.shared.tell(Event::Set(RequestId(0), epoch, key.to_owned(), value.into()));
+    }
+
     /// Returns the report of this rank from before it gave up.
     pub fn report(&self, rank: Rank) -> Option<Report> {
         self.shared.state().core.reports().get(&rank).cloned()

@@ -91,8 +91,10 @@ pub(crate) enum Event {
     Interrupted(i32),
     /// The launcher has died.
     LifelineClosed,
-    /// This node has lost contact with another one: the ranks can never finish.
+    /// This node has lost contact with another one, or another one has failed: the ranks can never finish.
     CutOff,
+    /// The other nodes have left, or this one has told them all that it can.
+    OthersLeft,
     /// Time has passed.
     Tick,
 }
@@ -123,12 +125,14 @@ pub(crate) enum Action {
         /// Time until it starts.
         wait: Duration,
     },
+    /// All ranks of this node have ended: end all leftovers, and tell the other nodes.
+    Leave(Outcome),
     /// The job is over.
     Finish(Outcome),
 }
 
 /// The outcome of a job.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Outcome {
     /// The last epoch.
     pub epoch: Epoch,
@@ -186,6 +190,10 @@ enum Phase {
     AwaitingRestart {
         until: Duration,
     },
+    /// All ranks have ended, and other nodes have not left. If the job has failed, they are told until this time.
+    Leaving {
+        until: Option<Duration>,
+    },
     Finished,
 }
 
@@ -195,6 +203,8 @@ const KILL_INTERVAL: Duration = Duration::from_millis(50);
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// Time for killed processes to disappear: the kernel can hold one in an uninterruptible wait for ever.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to tell the other nodes of a failure: more than a heartbeat, because their launchers may have started later.
+const TELL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Wait before the first restart; it doubles with each.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// Maximum wait before a restart.
@@ -217,7 +227,9 @@ pub(crate) struct Core {
     /// The stopped ranks, each with the signal that stopped it.
     stopped: BTreeMap<Rank, i32>,
     interrupted: Option<i32>,
+    /// True if [`Event::CutOff`] came before any rank of this node had failed.
     cut_off: bool,
+    have_others_left: bool,
 }
 
 impl Core {
@@ -234,6 +246,7 @@ impl Core {
             stopped: BTreeMap::new(),
             interrupted: None,
             cut_off: false,
+            have_others_left: policy.is_whole,
         }
     }
 
@@ -248,6 +261,7 @@ impl Core {
             Phase::AwaitingExits { until } | Phase::AwaitingRestart { until } => Some(until),
             Phase::Terminating { kill_at } => Some(kill_at),
             Phase::Killing { again, .. } => Some(again),
+            Phase::Leaving { until } => until,
             Phase::Running | Phase::Finished => None,
         }
     }
@@ -256,7 +270,7 @@ impl Core {
     pub(crate) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match self.phase {
             Phase::Finished => Vec::new(),
-            Phase::AwaitingRestart { until } => self.between_epochs(now, event, until),
+            Phase::AwaitingRestart { .. } | Phase::Leaving { .. } => self.without_ranks(now, event),
             _ => self.during_an_epoch(now, event),
         }
     }
@@ -293,18 +307,22 @@ impl Core {
                     self.interrupted.get_or_insert(signal);
                     Vec::new()
                 }
-                Phase::AwaitingRestart { .. } | Phase::Finished => Vec::new(),
+                Phase::AwaitingRestart { .. } | Phase::Leaving { .. } | Phase::Finished => Vec::new(),
             },
             Event::LifelineClosed => {
                 self.interrupted = Some(signal::KILL);
                 self.kill(now)
             }
-            Event::CutOff if self.is_undisturbed() => {
+            Event::CutOff if self.is_running() => {
                 self.cut_off = true;
-                self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
-                vec![Action::Signal(signal::TERMINATE)]
+                self.phase = Phase::AwaitingExits { until: now + self.policy.exit_window };
+                Vec::new()
             }
             Event::CutOff => Vec::new(),
+            Event::OthersLeft => {
+                self.have_others_left = true;
+                Vec::new()
+            }
             Event::Tick => match self.phase {
                 Phase::AwaitingExits { until } if until <= now => {
                     self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
@@ -319,17 +337,20 @@ impl Core {
     }
 
     /// Handles an event while no rank runs.
-    fn between_epochs(&mut self, now: Duration, event: Event, until: Duration) -> Vec<Action> {
-        match event {
-            Event::Interrupted(signal) => {
+    fn without_ranks(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        match (event, self.phase) {
+            // An interrupt of a job that has failed already does not hide the failure.
+            (Event::Interrupted(_) | Event::LifelineClosed, Phase::Leaving { until: Some(_) })
+            | (Event::OthersLeft, Phase::Leaving { .. }) => vec![self.finish()],
+            (Event::Interrupted(signal), _) => {
                 self.interrupted = Some(signal);
-                vec![self.finish(None)]
+                vec![self.finish()]
             }
-            Event::LifelineClosed => {
+            (Event::LifelineClosed, _) => {
                 self.interrupted = Some(signal::KILL);
-                vec![self.finish(None)]
+                vec![self.finish()]
             }
-            Event::Tick if until <= now => {
+            (Event::Tick, Phase::AwaitingRestart { until }) if until <= now => {
                 self.epoch = Epoch(self.epoch.0 + 1);
                 self.began = now;
                 self.exits.clear();
@@ -337,15 +358,24 @@ impl Core {
                 self.phase = Phase::Running;
                 vec![Action::Start(self.epoch)]
             }
-            Event::Tick | Event::Exited { .. } | Event::Stopped(..) | Event::Continued(_) | Event::CutOff => {
+            (Event::CutOff, Phase::Leaving { until: None }) => {
+                self.cut_off = true;
+                self.phase = Phase::Leaving { until: Some(now + TELL_TIMEOUT) };
                 Vec::new()
             }
+            (Event::Tick, Phase::Leaving { until: Some(until) }) if until <= now => vec![self.finish()],
+            _ => Vec::new(),
         }
     }
 
     /// Returns true if all ranks run, or have ended well.
     pub(crate) const fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running)
+    }
+
+    /// Returns true if all ranks run or have ended well, and other nodes are needed.
+    pub(crate) const fn is_well(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Leaving { until: None })
     }
 
     /// Returns the current epoch.
@@ -449,15 +479,13 @@ impl Core {
     }
 
     fn conclude(&mut self, now: Duration) -> Action {
-        let first_failure = if self.interrupted.is_some() { None } else { self.first_failure() };
-        let Some(failure) = first_failure else { return self.finish(None) };
+        let Some(failure) = self.outcome().first_failure else { return self.leave(now) };
         if now.saturating_sub(self.began) >= PROGRESS {
             self.restarts = 0;
         }
-        let is_permanent =
-            failure.code == DO_NOT_RESTART || failure.exit == Some(Exit::NotStarted) || self.cut_off;
+        let is_permanent = failure.code == DO_NOT_RESTART || failure.exit == Some(Exit::NotStarted);
         if is_permanent || self.restarts >= self.policy.max_restarts {
-            return self.finish(Some(failure));
+            return self.leave(now);
         }
         self.restarts += 1;
         let wait = FIRST_WAIT.saturating_mul(2_u32.saturating_pow(self.restarts - 1)).min(LONGEST_WAIT);
@@ -465,14 +493,31 @@ impl Core {
         Action::Restart { epoch: Epoch(self.epoch.0 + 1), number: self.restarts, wait }
     }
 
-    fn finish(&mut self, first_failure: Option<FirstFailure>) -> Action {
+    fn leave(&mut self, now: Duration) -> Action {
+        if self.have_others_left {
+            return self.finish();
+        }
+        let outcome = self.outcome();
+        self.phase = Phase::Leaving { until: (outcome.exit_code != 0).then(|| now + TELL_TIMEOUT) };
+        Action::Leave(outcome)
+    }
+
+    fn finish(&mut self) -> Action {
         self.phase = Phase::Finished;
+        Action::Finish(self.outcome())
+    }
+
+    /// Returns the outcome, once the job has ended or must end.
+    pub(crate) fn outcome(&self) -> Outcome {
+        // A node that is cut off had not failed before.
+        let is_ended = self.interrupted.is_some() || self.cut_off;
+        let first_failure = if is_ended { None } else { self.first_failure() };
         let exit_code = match (self.interrupted, first_failure) {
             (Some(signal), _) => 128 + signal,
             (None, Some(failure)) => failure.code,
             (None, None) => i32::from(self.cut_off),
         };
-        Action::Finish(Outcome { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
+        Outcome { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code }
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! The launcher of every node but the first increments a key of the rendezvous, which the launcher of the first node reads.
 //! When the count stands still, or is not answered, the node or the network between them is down. Then each side ends its own
-//! ranks, which would wait for the others until the deadline of their call. A rendezvous that has ended is not such a case: the
-//! ranks of this node may have some work left. A node that does not come until `rendezvous.timeout` ends the job as well, also for
-//! programs that wait for other ranks without a deadline of their own.
+//! ranks, which would wait for the others until the deadline of their call. A node that does not come until `rendezvous.timeout`
+//! ends the job as well, also for programs that wait for other ranks without a deadline of their own.
+//!
+//! A node that fails leaves the reason in the rendezvous, where every other node reads it and ends too. The first node leaves
+//! last, so a rendezvous that has ended is a failure.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
 use ryzanstein_process_group::security::Security;
-use ryzanstein_process_group::store::RESERVED;
+use ryzanstein_process_group::store::{RESERVED, Store as _};
 use ryzanstein_process_group::{Rank, Secret};
 
 use super::job::LaunchError;
@@ -24,13 +26,18 @@ const BEAT: Duration = Duration::from_secs(1);
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 /// Time without an examination after which a launcher was stopped itself.
 const SLEEP: Duration = Duration::from_secs(3);
-/// Amount that makes the count negative: the node has left in good order.
-const GOODBYE: i64 = i64::MIN / 2;
-/// Timeout of the goodbye.
+/// Amount that makes the count negative, also if it is added several times: the node has left.
+const GOODBYE: i64 = -(1 << 48);
+/// Timeout of a message that is not repeated.
 const LEAVING: Duration = Duration::from_secs(1);
 
 fn key(node: u32) -> String {
     format!("{RESERVED}launcher/{node}")
+}
+
+/// Returns the key of the reason why a node has ended the job.
+fn failure_key(node: u32) -> String {
+    format!("{}/failure", key(node))
 }
 
 /// A launcher's observation of other nodes.
@@ -38,8 +45,10 @@ fn key(node: u32) -> String {
 pub(super) enum NodeNotice {
     /// It waits for other nodes. Told once.
     Waits(String),
-    /// It is cut off from another node, for this reason, and its ranks must end.
+    /// It is cut off from another node, or another node has failed, for this reason, and its ranks must end.
     CutOff(String),
+    /// It has told the first node all that there was to tell, or cannot.
+    Left,
 }
 
 /// The heartbeats of the other nodes, in the launcher of the first node.
@@ -75,8 +84,7 @@ impl Nodes {
                 self.counts.insert(node, (count, now));
             }
         }
-        let silent = |(count, since): &(i64, Duration)| *count > 0 && now.saturating_sub(*since) >= SILENCE;
-        if let Some((node, _)) = self.counts.iter().find(|(_, count)| silent(count)) {
+        if let Some((node, _)) = self.counts.iter().find(|(_, seen)| is_silent(**seen, now)) {
             return Some(NodeNotice::CutOff(silence(&format!("node {node}"))));
         }
         let absent: Vec<String> = self
@@ -109,6 +117,17 @@ impl Nodes {
             self.timeout.as_secs()
         )))
     }
+
+    /// Returns true if every other node has left, or is silent.
+    pub(super) fn have_left(&self, now: Duration) -> bool {
+        let has_left = |seen: &(i64, Duration)| seen.0 < 0 || is_silent(*seen, now);
+        !self.counts.is_empty() && self.counts.values().all(has_left)
+    }
+}
+
+/// Examines a count and the time at which it was first seen.
+fn is_silent((count, since): (i64, Duration), now: Duration) -> bool {
+    count > 0 && now.saturating_sub(since) >= SILENCE
 }
 
 fn silence(node: &str) -> String {
@@ -123,13 +142,32 @@ pub(super) fn counts(server: &Server, nodes: u32) -> impl Iterator<Item = (u32, 
     (1..nodes).map(|node| (node, server.counter(&key(node))))
 }
 
+/// Returns the failure of a node other than the first, if one has told it. Read the counts before: a node that fails tells it
+/// before it leaves.
+pub(super) fn failure(server: &Server, nodes: u32) -> Option<NodeNotice> {
+    let why = (1..nodes).find_map(|node| server.value(&failure_key(node)))?;
+    Some(NodeNotice::CutOff(String::from_utf8_lossy(&why).into_owned()))
+}
+
+/// Tells the other nodes, from the first, why they must end.
+pub(super) fn tell_failure(server: &Server, why: String) {
+    server.put(&failure_key(0), why);
+}
+
+/// What a launcher tells the first node.
+#[derive(Debug)]
+enum Message {
+    /// A rank has ended well, and is not silent.
+    RankLeft(Rank),
+    /// All ranks have ended well, or the node ends the job for this reason.
+    Left(Result<(), String>),
+}
+
 /// The thread of a node other than the first that counts.
 #[derive(Debug)]
 pub(super) struct NodeHeartbeat {
     notices: tokio::sync::mpsc::Receiver<NodeNotice>,
-    /// Ranks of this node that have ended well. It is closed at the end.
-    left: Option<mpsc::Sender<Rank>>,
-    ended: mpsc::Receiver<()>,
+    messages: mpsc::Sender<Message>,
 }
 
 impl NodeHeartbeat {
@@ -144,8 +182,7 @@ impl NodeHeartbeat {
         secret: Secret,
     ) -> Result<Self, LaunchError> {
         let (notify, notices) = tokio::sync::mpsc::channel(2);
-        let (left, leaving) = mpsc::channel();
-        let (end, ended) = mpsc::channel();
+        let (messages, told) = mpsc::channel();
         let (node, timeout) = (config.launch.node_rank, config.rendezvous.timeout.get());
         let identity =
             Identity { rank: None, local_rank: None, node_rank: Some(node), world_size, epoch: None };
@@ -170,77 +207,106 @@ impl NodeHeartbeat {
                 )));
                 connect(deadline)
             });
-            match client {
-                Ok(client) if beat(&client, &key(node), &leaving) => {
-                    tell(NodeNotice::CutOff(silence(&format!("the first node ({address})"))));
+            let cut_off = match client {
+                Ok(client) => {
+                    let first = format!("the first node ({address})");
+                    beat(&client, node, &first, &told)
                 }
-                Ok(_) => {}
-                Err(error) => tell(NodeNotice::CutOff(error.to_string())),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(why) = cut_off {
+                tell(NodeNotice::CutOff(why));
             }
-            drop(end);
+            tell(NodeNotice::Left);
         };
         std::thread::Builder::new()
             .name("ryz-node-heartbeat".into())
             .spawn(beats)
             .map_err(LaunchError::system("no thread for the heartbeat"))?;
-        Ok(Self { notices, left: Some(left), ended })
+        Ok(Self { notices, messages })
     }
 
     /// Reports to the first node that a rank of this node has ended well, and is not silent.
-    pub(super) fn left(&self, rank: Rank) {
-        if let Some(left) = &self.left {
-            let _ = left.send(rank);
-        }
+    pub(super) fn rank_left(&self, rank: Rank) {
+        let _ = self.messages.send(Message::RankLeft(rank));
+    }
+
+    /// Reports to the first node that all ranks of this node have ended well, or the reason why it ends the job. Only the first
+    /// report counts.
+    pub(super) fn leave(&self, how: Result<(), String>) {
+        let _ = self.messages.send(Message::Left(how));
     }
 
     /// Resolves when there is something to notice.
     pub(super) async fn notice(&mut self) -> NodeNotice {
         match self.notices.recv().await {
             Some(notice) => notice,
-            // The thread has ended because the rendezvous has.
+            // The thread has ended: this node has left.
             None => std::future::pending().await,
         }
     }
 }
 
-/// Counts until told to stop, and reports the ranks that have left. Returns true if no answer has come for too long.
-fn beat(client: &Client, key: &str, leaving: &mpsc::Receiver<Rank>) -> bool {
-    let mut answered = Instant::now();
+/// Counts until this node leaves, and passes on what it tells. Returns the reason if this node is cut off, or another has failed.
+fn beat(client: &Client, node: u32, first: &str, told: &mpsc::Receiver<Message>) -> Option<String> {
+    let (key, mut answered) = (key(node), Instant::now());
     loop {
         let asked = Instant::now();
-        match client.count(key, 1, SILENCE) {
-            Ok(_) => answered = Instant::now(),
+        match client.count(&key, 1, SILENCE) {
+            Ok(_) => {
+                answered = Instant::now();
+                if let Ok(why) = client.get(&failure_key(0), answered) {
+                    let _ = client.count(&key, GOODBYE, LEAVING);
+                    return Some(String::from_utf8_lossy(&why).into_owned());
+                }
+            }
             // A connection may break and be made again.
             Err(_) if answered.elapsed() >= SILENCE => {
-                // An immediate answer, of whatever kind, comes from a node that is running: its rendezvous has ended.
-                return asked.elapsed() >= BEAT;
+                // An immediate answer, of whatever kind, comes from a host that is running.
+                let has_ended = asked.elapsed() < BEAT;
+                return Some(if has_ended {
+                    format!(
+                        "the launcher of {first} has ended before this node has left; its output says more"
+                    )
+                } else {
+                    silence(first)
+                });
             }
             Err(_) => {}
         }
-        match leaving.recv_timeout(BEAT) {
-            Ok(rank) => {
+        match told.recv_timeout(BEAT) {
+            Ok(Message::RankLeft(rank)) => {
                 // A program that has never joined is refused, and its heartbeat is not expected.
                 let _ = client.report_exit(rank, LEAVING);
             }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                let _ = client.count(key, GOODBYE, LEAVING);
-                return false;
+            Ok(Message::Left(how)) => {
+                leave(client, node, &how);
+                return None;
             }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
 }
 
-impl Drop for NodeHeartbeat {
-    fn drop(&mut self) {
-        drop(self.left.take());
-        let _ = self.ended.recv_timeout(LEAVING);
+/// Tells the first node how this one has ended. A connection may break and be made again.
+fn leave(client: &Client, node: u32, how: &Result<(), String>) {
+    let tell = || {
+        if let Err(why) = how {
+            client.put(&failure_key(node), why.as_bytes(), SILENCE)?;
+        }
+        client.count(&key(node), GOODBYE, SILENCE)
+    };
+    let begun = Instant::now();
+    while tell().is_err() && begun.elapsed() < SILENCE {
+        std::thread::sleep(BEAT);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::num::NonZeroU32;
 
     use ryzanstein_config::{BackendChoice, RendezvousConfig};
     use ryzanstein_process_group::{BackendKind, Candidate, Capability, Cpus, Epoch, Rendezvous as _};
@@ -249,14 +315,41 @@ mod tests {
     use crate::rendezvous::listen;
     use crate::status::wire::Report;
 
+    /// The rendezvous of a job of one rank on two nodes, and the settings of the second.
+    struct Job {
+        server: Server,
+        secret: Secret,
+        config: Config,
+    }
+
+    impl Job {
+        fn new() -> Self {
+            let (secret, mut config) = (Secret::random(), Config::default());
+            config.launch.nnodes = NonZeroU32::new(2).unwrap();
+            config.launch.node_rank = 1;
+            let security = Security::new(&config.security).unwrap();
+            let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+            let limits = RendezvousConfig::default();
+            let server = Server::start(listener, secret.clone(), security, 1, Epoch(1), &limits).unwrap();
+            Self { server, secret, config }
+        }
+
+        fn address(&self) -> HostPort {
+            HostPort::new("127.0.0.1", self.server.address().port()).unwrap()
+        }
+
+        fn second_node(&self) -> NodeHeartbeat {
+            NodeHeartbeat::start(&self.config, 1, self.address(), self.secret.clone()).unwrap()
+        }
+
+        fn has_second_left(&self) -> bool {
+            counts(&self.server, 2).all(|(_, count)| count < 0)
+        }
+    }
+
     #[test]
     fn a_rank_of_another_node_that_has_ended_well_is_told_to_have_left() {
-        let (secret, mut config) = (Secret::random(), Config::default());
-        let security = Security::new(&config.security).unwrap();
-        let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let limits = RendezvousConfig::default();
-        let server = Server::start(listener, secret.clone(), security.clone(), 1, Epoch(1), &limits).unwrap();
-        let address = HostPort::new("127.0.0.1", server.address().port()).unwrap();
+        let job = Job::new();
         let deadline = Instant::now() + Duration::from_secs(60);
         let identity = Identity {
             rank: Some(Rank(0)),
@@ -265,7 +358,8 @@ mod tests {
             world_size: 1,
             epoch: Some(Epoch(1)),
         };
-        let rank = Client::connect(address.clone(), secret.clone(), security, identity, deadline).unwrap();
+        let security = Security::new(&job.config.security).unwrap();
+        let rank = Client::connect(job.address(), job.secret.clone(), security, identity, deadline).unwrap();
         let candidate = Candidate {
             host: "there".into(),
             pid: 1,
@@ -276,16 +370,51 @@ mod tests {
         };
         rank.join(candidate, deadline).unwrap();
         rank.beat(&Report::default()).unwrap();
-        let has_left = || server.beats()[&Rank(0)].report.leaving;
+        let has_left = || job.server.beats()[&Rank(0)].report.leaving;
         assert!(!has_left());
 
-        config.launch.node_rank = 1;
-        let node = NodeHeartbeat::start(&config, 1, address, secret).unwrap();
-        node.left(Rank(0));
+        let node = job.second_node();
+        node.rank_left(Rank(0));
         while !has_left() {
             assert!(Instant::now() < deadline, "nobody says that it has left");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn a_node_that_leaves_tells_the_first_how_it_has_ended() {
+        for (how, told) in [(Ok(()), None), (Err("node 1: rank 3".to_owned()), Some("node 1: rank 3"))] {
+            let (job, told) = (Job::new(), told.map(|why| NodeNotice::CutOff(why.into())));
+            let mut node = job.second_node();
+            assert!(!job.has_second_left());
+            node.leave(how);
+            assert_eq!(node.notices.blocking_recv(), Some(NodeNotice::Left));
+            assert_eq!(failure(&job.server, 2), told);
+            assert!(job.has_second_left());
+        }
+    }
+
+    #[test]
+    fn a_failure_of_the_first_node_ends_the_others() {
+        let job = Job::new();
+        let mut node = job.second_node();
+        tell_failure(&job.server, "node 0: rank 0".into());
+        assert_eq!(node.notices.blocking_recv(), Some(NodeNotice::CutOff("node 0: rank 0".into())));
+        assert_eq!(node.notices.blocking_recv(), Some(NodeNotice::Left));
+        assert!(job.has_second_left(), "the first node knows that it has been heard");
+    }
+
+    #[test]
+    fn a_first_node_that_ends_without_a_word_has_failed() {
+        let Job { server, secret, config } = Job::new();
+        let address = HostPort::new("127.0.0.1", server.address().port()).unwrap();
+        let mut node = NodeHeartbeat::start(&config, 1, address, secret).unwrap();
+        while counts(&server, 2).any(|(_, count)| count == 0) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(server);
+        let Some(NodeNotice::CutOff(why)) = node.notices.blocking_recv() else { panic!("it goes on") };
+        assert!(why.contains("the launcher of the first node (127.0.0.1:"), "{why}");
     }
 
     #[test]
@@ -323,6 +452,7 @@ mod tests {
         assert_eq!(nodes.look(at(66), [(1, 66), (2, 1)]), cut_off(2));
         for second in 67..71 {
             assert_eq!(nodes.look(at(second), [(1, 66), (2, 1 + GOODBYE)]), None, "at {second}");
+            assert!(!nodes.have_left(at(second)), "node 1 at {second}");
         }
         // The launcher itself was stopped.
         assert_eq!(nodes.look(at(80), [(1, 66), (2, 1 + GOODBYE)]), None);
@@ -330,5 +460,6 @@ mod tests {
             assert_eq!(nodes.look(at(second), [(1, 66), (2, 1 + GOODBYE)]), None, "at {second}");
         }
         assert_eq!(nodes.look(at(85), [(1, 66), (2, 1 + GOODBYE)]), cut_off(1));
+        assert!(nodes.have_left(at(85)), "one has left, and nothing can be told to the other");
     }
 }

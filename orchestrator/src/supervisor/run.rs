@@ -174,7 +174,7 @@ impl<'a> Supervisor<'a> {
                     continue;
                 }
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
-                notice = noticed(self.beats.as_mut()), if self.cut_off.is_none() => match self.take(notice) {
+                notice = noticed(self.beats.as_mut()) => match self.take(notice) {
                     Some(event) => Some(event),
                     None => continue,
                 },
@@ -186,11 +186,7 @@ impl<'a> Supervisor<'a> {
                 _ = look.tick() => {
                     self.follow(launcher);
                     self.look();
-                    let nodes = self.job.config.launch.nnodes.get();
-                    let server = self.rendezvous.server.as_ref().filter(|_| self.cut_off.is_none());
-                    let counts = server.into_iter().flat_map(|server| node_heartbeat::counts(server, nodes));
-                    let notice = others.look(self.started.elapsed(), counts);
-                    match notice.and_then(|notice| self.take(notice)) {
+                    match self.look_at_nodes(&mut others) {
                         Some(event) => Some(event),
                         None => continue,
                     }
@@ -376,9 +372,22 @@ impl<'a> Supervisor<'a> {
         NodeHeartbeat::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone()).map(Some)
     }
 
+    /// Examines what the other nodes have told the first.
+    fn look_at_nodes(&mut self, others: &mut Nodes) -> Option<Event> {
+        let server = self.rendezvous.server.as_ref()?;
+        let (now, nodes) = (self.started.elapsed(), self.job.config.launch.nnodes.get());
+        let seen = others.look(now, node_heartbeat::counts(server, nodes));
+        let notice = node_heartbeat::failure(server, nodes).or(seen);
+        let event = notice.and_then(|notice| self.take(notice));
+        event.or_else(|| others.have_left(now).then_some(Event::OthersLeft))
+    }
+
     /// Tells the user, and the ranks that wait at the rendezvous, what is noticed of other nodes.
     fn take(&mut self, notice: NodeNotice) -> Option<Event> {
         match notice {
+            NodeNotice::Left => Some(Event::OthersLeft),
+            // This node ends for a reason of its own.
+            _ if !self.core.is_well() => None,
             NodeNotice::Waits(what) => {
                 tell(&what);
                 None
@@ -386,11 +395,32 @@ impl<'a> Supervisor<'a> {
             NodeNotice::CutOff(why) => {
                 if let Some(server) = &self.rendezvous.server {
                     server.fail(&why);
+                    node_heartbeat::tell_failure(server, why.clone());
                 }
-                tell(&format!("{why}. Ending the ranks of this node"));
+                if self.core.is_running() {
+                    tell(&format!("{why}. Ending the ranks of this node"));
+                }
                 self.cut_off = Some(why);
                 Some(Event::CutOff)
             }
+        }
+    }
+
+    /// Tells the other nodes how this one has ended, or why it ends its ranks.
+    fn tell_nodes(&self, outcome: &Outcome) {
+        let node = self.job.config.launch.node_rank;
+        let why = match (outcome.interrupted, outcome.first_failure) {
+            (Some(signal), _) => {
+                let name = signal_name(signal, " (", ")");
+                Some(format!("node {node}: its launcher was ended by signal {signal}{name}"))
+            }
+            (None, Some(first)) => Some(format!("node {node}: {}", self.failure(first).line())),
+            (None, None) => self.cut_off.clone(),
+        };
+        if let Some(beats) = &self.beats {
+            beats.leave(why.map_or(Ok(()), Err));
+        } else if let (Some(server), Some(why)) = (&self.rendezvous.server, why) {
+            node_heartbeat::tell_failure(server, why);
         }
     }
 
@@ -429,7 +459,7 @@ impl<'a> Supervisor<'a> {
                 server.rank_exited(rank, "exited with code 0");
             }
             if let Some(beats) = &self.beats {
-                beats.left(rank);
+                beats.rank_left(rank);
             }
         }
         Event::Exited { rank, exit, origin: self.origin(rank) }
@@ -483,6 +513,7 @@ impl<'a> Supervisor<'a> {
             }
             Action::TellContinued(rank) => tell(&format!("rank {rank} continues")),
             Action::Signal(number) => {
+                self.tell_nodes(&self.core.outcome());
                 if let Some(signal) = Signal::from_named_raw(number) {
                     self.signal(signal);
                 }
@@ -496,6 +527,10 @@ impl<'a> Supervisor<'a> {
             Action::Restart { epoch, number, wait } => {
                 metrics::counter!(crate::metric_names::RESTARTS.name).increment(1);
                 tell(&self.restart_notice(epoch, number, wait));
+                self.end_leftovers();
+            }
+            Action::Leave(outcome) => {
+                self.tell_nodes(&outcome);
                 self.end_leftovers();
             }
             Action::Finish(_) => unreachable!("handled by the caller"),

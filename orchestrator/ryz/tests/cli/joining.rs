@@ -2,7 +2,10 @@
 
 use std::net::TcpListener;
 
-use crate::support::{Run, report, text};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::support::{Run, eventually, report, text};
 
 #[test]
 fn a_process_with_another_secret_is_told_so() {
@@ -56,21 +59,47 @@ fn a_failed_job_is_started_again_under_a_new_epoch() {
     assert!(folder.path().join("2-0").exists() && !folder.path().join("3-0").exists());
 }
 
+/// A job on several nodes, all of them this host.
+struct SeveralNodes {
+    /// Holds the secret, and what the ranks write; ranks know it as `$D`.
+    folder: TempDir,
+    address: String,
+}
+
+impl SeveralNodes {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        std::fs::write(&path, [9; 32]).expect("written");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+        Self { folder, address: free.to_string() }
+    }
+
+    /// Starts the launcher of one node, with these flags and then the program.
+    fn launch(&self, flags: &str, program: &[&str]) -> Run {
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let folder = self.folder.path().to_str().expect("a path");
+        let secret = format!("{folder}/secret");
+        Run::new(
+            &[&["launch", "--rendezvous", self.address.as_str()], &flags[..], program].concat(),
+            &[("RYZ_SECRET_FILE", secret.as_str()), ("D", folder)],
+        )
+    }
+
+    /// Ends the loop [`UNTIL_GO`].
+    fn go(&self) {
+        std::fs::write(self.folder.path().join("go"), "").expect("written");
+    }
+}
+
+const UNTIL_GO: &str = "until [ -e $D/go ]; do sleep 0.05; done";
+
 #[test]
 fn two_launchers_make_one_job_of_two_nodes() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("secret");
-    std::fs::write(&path, [9; 32]).expect("written");
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
-    let free =
-        TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").to_string();
-    let node = |node| {
-        Run::new(
-            &["launch", "-n", "4", "--nnodes", "2", "--node-rank", node, "--rendezvous", &free],
-            &[("RYZ_SECRET_FILE", path.to_str().expect("a path"))],
-        )
-    };
-    let (second, first) = (node("1"), node("0"));
+    let job = SeveralNodes::new();
+    let [second, first] =
+        ["1", "0"].map(|node| job.launch(&format!("-n 4 --nnodes 2 --node-rank {node}"), &[]));
     let (first, second) = (first.finish(), second.finish());
     assert!(
         first.status.success() && second.status.success(),
@@ -78,6 +107,81 @@ fn two_launchers_make_one_job_of_two_nodes() {
         text(&first.stderr) + &text(&second.stderr)
     );
     assert!(text(&first.stdout).contains("4 ranks, epoch 1"), "{}", text(&first.stdout));
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_launchers_of_all_nodes_and_they_name_it() {
+    // Ranks 0 and 1 are on node 0, rank 2 on node 1, rank 3 on node 2. They do not use the library.
+    for (node, rank) in [(0, 1), (1, 2)] {
+        let job = SeveralNodes::new();
+        let script = format!("[ $RANK = {rank} ] && {{ {UNTIL_GO}; kill -9 $$; }}; exec sleep 609");
+        let launchers = [0, 1, 2].map(|node| {
+            job.launch(&format!("-n 4 --nnodes 3 --node-rank {node}"), &["--", "sh", "-c", &script])
+        });
+        let others = [[1, 1, 1], [2, 0, 1]][node];
+        for (launcher, ranks) in launchers.iter().zip(others) {
+            launcher.wait_for(ranks, "sleep 609");
+        }
+        job.go();
+        for (place, launcher) in launchers.into_iter().enumerate() {
+            let output = launcher.finish();
+            let stderr = text(&output.stderr);
+            let (code, named) = if place == node {
+                (137, format!("first failure: rank {rank} (host "))
+            } else {
+                (1, format!("cause: node {node}: rank {rank} (host "))
+            };
+            assert_eq!(output.status.code(), Some(code), "node {place}: {stderr}");
+            assert!(stderr.contains(&named), "node {place}: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn nodes_may_end_at_different_times_and_the_first_knows_how_all_have_ended() {
+    for (early, late, codes) in [("0", 0, [0, 0]), ("1", 0, [0, 0]), ("0", 9, [1, 9])] {
+        let job = SeveralNodes::new();
+        let script =
+            format!("[ $GROUP_RANK = {early} ] && {{ touch $D/early; exit; }}; {UNTIL_GO}; exit {late}");
+        let launchers = ["0", "1"].map(|node| {
+            job.launch(&format!("-n 2 --nnodes 2 --node-rank {node}"), &["--", "sh", "-c", &script])
+        });
+        let has_ended = || job.folder.path().join("early").exists().then_some(());
+        assert!(eventually(has_ended).is_some(), "node {early} has not ended");
+        job.go();
+        let outputs = launchers.map(Run::finish);
+        let told = outputs.each_ref().map(|output| text(&output.stderr));
+        assert_eq!(outputs.map(|output| output.status.code()), codes.map(Some), "{told:?}");
+        assert_eq!(told[0].contains("cause: node 1: rank 1 (host "), late != 0, "{told:?}");
+    }
+}
+
+#[test]
+fn a_launcher_that_is_ended_ends_those_of_the_other_nodes() {
+    let of_supervisor = |run: &Run| {
+        let pid = rustix::process::Pid::from_raw(run.supervisor() as i32).expect("a pid");
+        rustix::process::kill_process(pid, Signal::KILL).expect("killed");
+    };
+    let cases: [(usize, &dyn Fn(&Run), &str); 3] = [
+        (0, &|run: &Run| run.signal(Signal::TERM), "node 0: its launcher was ended by signal 15 (SIGTERM)"),
+        (1, &|run: &Run| run.signal(Signal::TERM), "node 1: its launcher was ended by signal 15 (SIGTERM)"),
+        (0, &of_supervisor, "the launcher of the first node"),
+    ];
+    for (ended, end, expected) in cases {
+        let job = SeveralNodes::new();
+        let [first, second] = ["0", "1"]
+            .map(|node| job.launch(&format!("-n 2 --nnodes 2 --node-rank {node}"), &["--", "sleep", "610"]));
+        for launcher in [&first, &second] {
+            launcher.wait_for(1, "sleep 610");
+        }
+        let (ended, other) = if ended == 0 { (first, second) } else { (second, first) };
+        end(&ended);
+        let output = other.finish();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+        assert!(!ended.finish().status.success());
+    }
 }
 
 #[test]

@@ -33,6 +33,8 @@ struct Budget {
     interrupts: u32,
     lifelines: u32,
     cuts: u32,
+    /// Number of times that all other nodes leave; a job of several nodes has some.
+    leaves: u32,
     moments: u32,
     /// Number of rounds of killing that are examined one by one; those after them pass at once.
     rounds: u32,
@@ -47,6 +49,7 @@ enum Step {
     Interrupt,
     LifelineCloses,
     CutOff,
+    OthersLeave,
     /// A little time passes.
     Moment,
     /// Time passes up to the next deadline. The order of the tick and of other events at that time is open.
@@ -81,7 +84,8 @@ struct SmallJob {
 
 impl SmallJob {
     fn new(ranks: u32, max_restarts: u32, budget: Budget) -> Self {
-        let policy = Policy { grace: GRACE, exit_window: EXIT_WINDOW, max_restarts, is_whole: true };
+        let is_whole = budget.leaves == 0;
+        let policy = Policy { grace: GRACE, exit_window: EXIT_WINDOW, max_restarts, is_whole };
         let core = Core::new(Rank::all(ranks as usize).collect(), policy);
         let Action::Start(epoch) = core.start() else { panic!("a job begins with a start") };
         let mut job = Self {
@@ -103,6 +107,11 @@ impl SmallJob {
         };
         job.start(epoch).expect("the first epoch");
         job
+    }
+
+    /// Returns true if the job has failed and only tells the other nodes so.
+    fn has_failed(&self) -> bool {
+        matches!(self.core.phase, Phase::Leaving { until: Some(_) })
     }
 
     fn is_live(&self) -> bool {
@@ -174,6 +183,11 @@ impl SmallJob {
                 self.awaited = Some(*epoch);
                 self.ends_since = None;
             }
+            Action::Leave(outcome) => {
+                self.all_have_ended()?;
+                ensure(self.budget.leaves > 0, || "it waits for nodes that have left".into())?;
+                self.judge(outcome)?;
+            }
             Action::Finish(outcome) => {
                 if self.awaited.is_none() {
                     self.all_have_ended()?;
@@ -209,11 +223,15 @@ impl SmallJob {
             return ensure(outcome.first_failure.is_none(), || "an interrupted job has a culprit".into());
         }
         ensure(outcome.interrupted.is_none(), || "nobody has interrupted the job".into())?;
+        if self.is_cut_off {
+            let is_said = outcome.first_failure.is_none() && outcome.exit_code == 1;
+            return ensure(is_said, || format!("the end of a node that was cut off: {outcome:?}"));
+        }
         self.is_consistent(outcome.first_failure)?;
-        let code = outcome.first_failure.map_or(i32::from(self.is_cut_off), |failure| failure.code);
+        let code = outcome.first_failure.map_or(0, |failure| failure.code);
         ensure(outcome.exit_code == code, || format!("the exit code of {outcome:?}"))?;
         let all_well = self.processes.iter().all(|p| *p == Process::Ended(Exit::Code(0)));
-        ensure(all_well == (code == 0) || self.is_cut_off, || format!("{outcome:?} of {:?}", self.processes))
+        ensure(all_well == (code == 0), || format!("{outcome:?} of {:?}", self.processes))
     }
 
     /// Checks that the first failure is the one that an observer of all processes would name.
@@ -248,7 +266,7 @@ impl SmallJob {
 
     /// Checks that a job that must end does so in bounded time.
     fn in_time(&self) -> Result<(), String> {
-        let longest = EXIT_WINDOW + 2 * GRACE + KILL_TIMEOUT + 2 * KILL_INTERVAL + 8 * MOMENT;
+        let longest = EXIT_WINDOW + 2 * GRACE + KILL_TIMEOUT + 2 * KILL_INTERVAL + TELL_TIMEOUT + 8 * MOMENT;
         let late = self.ends_since.filter(|since| !self.is_over && self.now > *since + longest);
         ensure(late.is_none(), || format!("the job should have ended {longest:?} after {late:?}"))?;
         let due = self.core.next_deadline();
@@ -306,9 +324,12 @@ impl World for SmallJob {
         if self.budget.lifelines > 0 {
             steps.push(Step::LifelineCloses);
         }
-        // While no rank runs, there is no contact to lose.
-        if self.budget.cuts > 0 && self.is_live() {
+        // A node that ends for a reason of its own does not look at the others.
+        if self.budget.cuts > 0 && self.core.is_well() {
             steps.push(Step::CutOff);
+        }
+        if self.budget.leaves > 0 {
+            steps.push(Step::OthersLeave);
         }
         if self.budget.moments > 0 {
             steps.push(Step::Moment);
@@ -354,13 +375,17 @@ impl World for SmallJob {
             }
             Step::Interrupt => {
                 self.budget.interrupts -= 1;
-                self.interrupted.push(signal::INTERRUPT);
+                if !self.has_failed() {
+                    self.interrupted.push(signal::INTERRUPT);
+                }
                 self.ends_since.get_or_insert(self.now);
                 self.tell(Event::Interrupted(signal::INTERRUPT))
             }
             Step::LifelineCloses => {
                 self.budget.lifelines -= 1;
-                self.interrupted.push(signal::KILL);
+                if !self.has_failed() {
+                    self.interrupted.push(signal::KILL);
+                }
                 self.ends_since.get_or_insert(self.now);
                 self.tell(Event::LifelineClosed)
             }
@@ -369,6 +394,10 @@ impl World for SmallJob {
                 self.is_cut_off = true;
                 self.ends_since.get_or_insert(self.now);
                 self.tell(Event::CutOff)
+            }
+            Step::OthersLeave => {
+                self.budget.leaves -= 1;
+                self.tell(Event::OthersLeft)
             }
             Step::Moment => {
                 self.budget.moments -= 1;
@@ -406,31 +435,31 @@ fn every_run(ranks: u32, max_restarts: u32, budget: Budget, most: usize) {
 
 #[test]
 fn every_run_of_two_ranks_with_a_restart_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, leaves: 0, moments: 1, rounds: 1 };
     every_run(2, 1, budget, 1_000_000);
 }
 
 #[test]
 fn every_run_of_three_ranks_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 0, lifelines: 0, cuts: 0, moments: 1, rounds: 0 };
+    let budget = Budget { stops: 1, interrupts: 0, lifelines: 0, cuts: 0, leaves: 0, moments: 1, rounds: 0 };
     every_run(3, 0, budget, 1_000_000);
 }
 
 #[test]
 fn every_run_ends_well_whatever_signals_the_launcher_gets() {
-    let budget = Budget { stops: 0, interrupts: 2, lifelines: 1, cuts: 0, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 0, interrupts: 2, lifelines: 1, cuts: 0, leaves: 0, moments: 1, rounds: 1 };
     every_run(2, 1, budget, 1_000_000);
 }
 
 #[test]
 fn every_run_of_a_node_that_is_cut_off_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 1, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 0, interrupts: 1, lifelines: 0, cuts: 1, leaves: 1, moments: 1, rounds: 1 };
     every_run(2, 0, budget, 1_000_000);
 }
 
 #[test]
 #[ignore = "minutes, and gigabytes of memory"]
 fn every_run_of_three_ranks_with_a_restart_and_an_interrupt_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, leaves: 0, moments: 1, rounds: 1 };
     every_run(3, 1, budget, 20_000_000);
 }

@@ -341,10 +341,50 @@ fn with_other_nodes_no_rank_is_named_that_is_only_left_over() {
     for origin in [Origin::Another, Origin::Rank(Rank(9))] {
         let policy = Policy { grace: ms(5000), exit_window: ms(500), max_restarts: 0, is_whole: false };
         let mut core = Core::new(vec![Rank(0), Rank(1), Rank(2)], policy);
+        core.handle(ms(0), Event::OthersLeft);
         core.handle(ms(0), ends(0, Exit::Code(0)));
         core.handle(ms(1), Event::Exited { rank: Rank(1), exit: Exit::Code(1), origin });
         core.handle(ms(501), Event::Tick);
         let actions = core.handle(ms(502), ends(2, Exit::Signal(15)));
         assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(1)))), "{origin:?}");
     }
+}
+
+#[test]
+fn a_node_waits_for_the_others_without_a_deadline_unless_the_job_has_failed() {
+    use Event::{CutOff, Interrupted, OthersLeft, Tick};
+    let (well, failed) = (ends(0, Exit::Code(0)), ends(0, Exit::Code(7)));
+    // (events, exit code), of which the last one ends the job, and the one before did not
+    let cases: [(&[(u64, Event)], i32); 9] = [
+        (&[(1, well), (900_000, OthersLeft)], 0),
+        (&[(1, OthersLeft), (2, well)], 0),
+        (&[(1, well), (900_000, CutOff), (903_000, Tick)], 1),
+        (&[(1, well), (900_000, CutOff), (900_001, OthersLeft)], 1),
+        (&[(1, well), (900_000, Interrupted(signal::TERMINATE))], 143),
+        (&[(1, failed), (3001, Tick)], 7),
+        (&[(1, failed), (2, OthersLeft)], 7),
+        (&[(1, failed), (2, Interrupted(signal::TERMINATE))], 7),
+        // The rank fails as well, because of what cut the node off.
+        (&[(1, CutOff), (2, failed), (3, OthersLeft)], 1),
+    ];
+    for (events, code) in cases {
+        let policy = Policy { grace: ms(5000), exit_window: ms(500), max_restarts: 0, is_whole: false };
+        let mut core = Core::new(vec![Rank(0)], policy);
+        let mut last = Vec::new();
+        for (time, event) in events {
+            assert!(!matches!(last.last(), Some(Action::Finish(_))), "{events:?}");
+            last = core.handle(ms(*time), *event);
+        }
+        assert_eq!(outcome(&last).exit_code, code, "{events:?}");
+    }
+}
+
+#[test]
+fn the_ranks_of_a_node_that_is_cut_off_may_exit_by_themselves_then_get_sigterm() {
+    let mut core = job(2, 0);
+    assert_eq!(core.handle(ms(100), Event::CutOff), []);
+    assert_eq!(core.handle(ms(200), ends(0, Exit::Code(1))), []);
+    assert_eq!(core.handle(ms(600), Event::Tick), [Action::Signal(signal::TERMINATE)]);
+    let actions = core.handle(ms(700), ends(1, Exit::Signal(signal::TERMINATE)));
+    assert_eq!((outcome(&actions).first_failure, outcome(&actions).exit_code), (None, 1));
 }
