@@ -18,6 +18,7 @@ use ryzanstein_process_group::store::{RESERVED, Store as _};
 use ryzanstein_process_group::{Rank, Secret};
 
 use super::job::LaunchError;
+use crate::plural;
 use crate::rendezvous::{Client, Identity, Server};
 
 /// Time between two beats.
@@ -38,6 +39,11 @@ fn key(node: u32) -> String {
 /// Returns the key of the reason why a node has ended the job.
 fn failure_key(node: u32) -> String {
     format!("{}/failure", key(node))
+}
+
+/// Returns the key of the size of the job.
+fn size_key() -> String {
+    format!("{RESERVED}size")
 }
 
 /// A launcher's observation of other nodes.
@@ -154,6 +160,16 @@ pub(super) fn tell_failure(server: &Server, why: String) {
     server.put(&failure_key(0), why);
 }
 
+/// Tells the other nodes, from the first, what job it runs.
+pub(super) fn tell_size(server: &Server, config: &Config, world_size: u32) {
+    server.put(&size_key(), size(config, world_size));
+}
+
+fn size(config: &Config, world_size: u32) -> String {
+    let nodes = config.launch.nnodes.get();
+    format!("{} on {}", plural(world_size as usize, "rank"), plural(nodes as usize, "node"))
+}
+
 /// What a launcher tells the first node.
 #[derive(Debug)]
 enum Message {
@@ -184,6 +200,7 @@ impl NodeHeartbeat {
         let (notify, notices) = tokio::sync::mpsc::channel(2);
         let (messages, told) = mpsc::channel();
         let (node, timeout) = (config.launch.node_rank, config.rendezvous.timeout.get());
+        let size = size(config, world_size);
         let identity =
             Identity { rank: None, local_rank: None, node_rank: Some(node), world_size, epoch: None };
         let security =
@@ -210,7 +227,7 @@ impl NodeHeartbeat {
             let cut_off = match client {
                 Ok(client) => {
                     let first = format!("the first node ({address})");
-                    beat(&client, node, &first, &told)
+                    disagreement(&client, node, &first, &size).or_else(|| beat(&client, node, &first, &told))
                 }
                 Err(error) => Some(error.to_string()),
             };
@@ -245,6 +262,26 @@ impl NodeHeartbeat {
             None => std::future::pending().await,
         }
     }
+}
+
+/// Returns the reason why this launcher does not belong to the job, if the first node says so.
+fn disagreement(client: &Client, node: u32, first: &str, size: &str) -> Option<String> {
+    if let Ok(known) = client.get(&size_key(), Instant::now() + SILENCE)
+        && known != size.as_bytes()
+    {
+        return Some(format!(
+            "this launcher was started for {size}, but that of {first} for {}; give every launcher the same numbers of ranks and \
+             nodes",
+            String::from_utf8_lossy(&known)
+        ));
+    }
+    let launchers = client.count(&format!("{}/launchers", key(node)), 1, SILENCE);
+    launchers.is_ok_and(|launchers| launchers > 1).then(|| {
+        format!(
+            "{first} has had another launcher of node {node} in this job; give every launcher its own --node-rank, and start all of \
+             them again when one has failed"
+        )
+    })
 }
 
 /// Counts until this node leaves, and passes on what it tells. Returns the reason if this node is cut off, or another has failed.
@@ -331,6 +368,7 @@ mod tests {
             let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
             let limits = RendezvousConfig::default();
             let server = Server::start(listener, secret.clone(), security, 1, Epoch(1), &limits).unwrap();
+            tell_size(&server, &config, 1);
             Self { server, secret, config }
         }
 
@@ -415,6 +453,34 @@ mod tests {
         drop(server);
         let Some(NodeNotice::CutOff(why)) = node.notices.blocking_recv() else { panic!("it goes on") };
         assert!(why.contains("the launcher of the first node (127.0.0.1:"), "{why}");
+    }
+
+    #[test]
+    fn a_launcher_that_does_not_belong_to_the_job_is_refused_and_does_not_disturb_it() {
+        type Change = fn(&mut Config);
+        let cases: [(Change, &str); 2] = [
+            (|_| {}, "has had another launcher of node 1 in this job"),
+            (
+                |config| config.launch.nnodes = NonZeroU32::new(3).unwrap(),
+                "was started for 1 rank on 3 nodes, but that of the first node",
+            ),
+        ];
+        for (change, expected) in cases {
+            let mut job = Job::new();
+            let node = job.second_node();
+            while counts(&job.server, 2).any(|(_, count)| count == 0) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            change(&mut job.config);
+            let mut other = job.second_node();
+            let Some(NodeNotice::CutOff(why)) = other.notices.blocking_recv() else { panic!("it joins") };
+            assert!(why.contains(expected), "{why}");
+            other.leave(Err("it has no say".into()));
+            drop(other);
+            assert_eq!(failure(&job.server, 2), None);
+            assert!(!job.has_second_left());
+            drop(node);
+        }
     }
 
     #[test]

@@ -366,10 +366,15 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Sends heartbeats to the first node, on every other node.
+    /// Sends heartbeats to the first node, on every other node. The first tells the others what job it runs.
     fn beat(&self) -> Result<Option<NodeHeartbeat>, LaunchError> {
-        let RendezvousHost { server: None, address, key, .. } = &self.rendezvous else { return Ok(None) };
-        NodeHeartbeat::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone()).map(Some)
+        let (config, world_size) = (&self.job.config, self.job.world_size()?);
+        let RendezvousHost { server, address, key, .. } = &self.rendezvous;
+        if let Some(server) = server {
+            node_heartbeat::tell_size(server, config, world_size);
+            return Ok(None);
+        }
+        NodeHeartbeat::start(config, world_size, address.clone(), key.clone()).map(Some)
     }
 
     /// Examines what the other nodes have told the first.

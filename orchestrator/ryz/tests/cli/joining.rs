@@ -185,6 +185,30 @@ fn a_launcher_that_is_ended_ends_those_of_the_other_nodes() {
 }
 
 #[test]
+fn a_launcher_that_does_not_belong_to_the_job_is_refused_and_the_others_go_on() {
+    let usual = "-n 2 --nnodes 2 --node-rank 1";
+    for (flags, expected) in [
+        (usual, "another launcher of node 1 in this job; give every launcher its own --node-rank"),
+        ("-n 3 --nnodes 3 --node-rank 1", "started for 3 ranks on 3 nodes, but that of the first node"),
+    ] {
+        let job = SeveralNodes::new();
+        let launch = |flags| job.launch(flags, &["--", "sh", "-c", UNTIL_GO]);
+        let first = launch("-n 2 --nnodes 2 --node-rank 0");
+        // Of two that are equal, either is refused.
+        let seconds = [usual, flags].map(launch);
+        let refused = || seconds.iter().any(|launcher| launcher.family().is_empty()).then_some(());
+        assert!(eventually(refused).is_some(), "both go on");
+        job.go();
+        assert!(first.finish().status.success());
+        let mut seconds = seconds.map(Run::finish);
+        seconds.sort_by_key(|output| output.status.code());
+        let stderr = text(&seconds[1].stderr);
+        assert_eq!(seconds.map(|output| output.status.code()), [Some(0), Some(1)], "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+}
+
+#[test]
 fn ranks_of_another_launcher_meet_at_rank_0() {
     let folder = tempfile::tempdir().expect("a folder");
     let free = TcpListener::bind("127.0.0.1:0")
