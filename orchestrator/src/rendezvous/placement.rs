@@ -55,14 +55,19 @@ const READERS: [(LauncherChoice, Reader); 7] = [
     (LauncherChoice::IndexedJob, indexed_job),
 ];
 
+/// torchrun's variables.
+const TORCHRUN: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"];
+
 /// Returns the environment with torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `GROUP_RANK`, `MASTER_ADDR`,
 /// `MASTER_PORT`) added, if another launcher gave the same facts in its own variables. The user's `MASTER_ADDR` and
-/// `MASTER_PORT` stay. Under torchrun, whose own store listens at `MASTER_PORT`, they name another place.
+/// `MASTER_PORT` stay. Under torchrun, whose own store listens at `MASTER_PORT`, they name another place. They are removed where
+/// they describe a single task and the settings demand several ranks.
 ///
 /// # Errors
 /// Returns the errors of [`detect`].
 pub fn translated(config: &Config, environment: &Environment) -> Result<Environment> {
     let mut environment = environment.clone();
+    leave_a_single_task(config, &mut environment);
     leave_torchruns_port(&mut environment);
     let Some(placement) = detect(config.rendezvous.launcher, &environment)? else { return Ok(environment) };
     let number = |number: Option<u32>| number.map(|number| number.to_string());
@@ -90,6 +95,15 @@ pub fn translated(config: &Config, environment: &Environment) -> Result<Environm
         }
     }
     Ok(environment)
+}
+
+/// Removes torchrun's variables from a single task that is to be several ranks: it is an ordinary process, which can start them.
+fn leave_a_single_task(config: &Config, environment: &mut Environment) {
+    let is = |name: &str, value: &str| environment.get(name).is_some_and(|text| text == value);
+    let is_single = is("RANK", "0") && is("WORLD_SIZE", "1") && !environment.contains_key("RYZ_RENDEZVOUS");
+    if is_single && config.job.world_size.is_some_and(|ranks| ranks.get() > 1) {
+        environment.retain(|name, _| !TORCHRUN.contains(&name.as_str()));
+    }
 }
 
 /// Replaces the address of torchrun's own store by one where rank 0 can listen: a port derived from torchrun's, and the loopback

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     screen.set_log_level(&mut config);
     settings::silence_slow_call_warnings(&mut config);
     let ranks = config.job.world_size.map_or(1, WorldSize::get);
-    if ranks > 1 && !settings::is_launched(&config)? {
+    if !settings::is_launched(&config)? && ranks > 1 {
         return launch::relaunch(ranks, &args.file, &[], &[]);
     }
     let options = Options {

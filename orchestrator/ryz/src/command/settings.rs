@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ryzanstein_config::{Config, ConfigError, Source, Sources};
+use ryzanstein_config::{Config, ConfigError, Source, Sources, WorldSize};
 pub(crate) use ryzanstein_orchestrator::rendezvous::process_environment as environment;
 use ryzanstein_orchestrator::rendezvous::{Environment, placement};
+use ryzanstein_process_group::Error;
 use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 
 /// The file that is read if none is named and it exists.
@@ -60,9 +61,27 @@ pub(crate) fn set_flag(flags: &mut Flags, key: &str, flag: &str, value: Option<i
 /// Returns true if a launcher, ours or another, started this process as a rank. `MASTER_ADDR` alone does not count: users
 /// export it before they call a launcher. `RANK` alone does, and joining then reports the missing variables; otherwise each
 /// rank would launch a whole job of its own.
+///
+/// # Errors
+/// Fails when a flag demands another number of ranks than the launcher has started.
 pub(crate) fn is_launched(config: &Config) -> anyhow::Result<bool> {
     let environment = placement::translated(config, &environment())?;
-    Ok(environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK"))
+    if !environment.contains_key("RYZ_RENDEZVOUS") && !environment.contains_key("RANK") {
+        return Ok(false);
+    }
+    let started = environment.get("WORLD_SIZE").and_then(|ranks| ranks.parse::<u32>().ok());
+    let demanded = config.job.world_size.map(WorldSize::get);
+    if let (Some(started), Some(demanded)) = (started, demanded)
+        && started != demanded
+        && let Some(source @ Source::Flag(_)) = config.source_of("job.world_size")
+    {
+        return Err(Error::Configuration(format!(
+            "{source} demands {demanded} ranks, but a launcher has started this process as one of {started} (WORLD_SIZE); omit the \
+             flag, or give the launcher the same number"
+        ))
+        .into());
+    }
+    Ok(true)
 }
 
 /// Returns the number of GPUs that CUDA shows to this process; 0 without CUDA.

@@ -109,7 +109,7 @@ fn ctrl_c_ends_the_whole_comparison() {
 #[test]
 fn variants_under_a_launcher_are_refused() {
     let arguments = [&["bench", "--backend", "tcp", "--vary", "start"][..], &SMALL].concat();
-    let output = Run::new(&arguments, &[("RANK", "0"), ("WORLD_SIZE", "1")]).finish();
+    let output = Run::new(&arguments, &[("RANK", "0"), ("WORLD_SIZE", "2")]).finish();
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("without a launcher"), "{stderr}");

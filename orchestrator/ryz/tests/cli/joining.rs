@@ -285,6 +285,32 @@ fn tasks_of_slurm_and_mpi_join_without_a_translation() {
 }
 
 #[test]
+fn a_pod_with_a_single_task_starts_the_ranks_that_are_demanded() {
+    let single = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "job-0.job"), ("MASTER_PORT", "29500")];
+    let demanded = [&single[..], &[("RYZ_JOB__WORLD_SIZE", "2")]].concat();
+    for (arguments, variables) in [(&["check", "-n", "2"][..], &single[..]), (&["check"][..], &demanded[..])]
+    {
+        let output = Run::new(&[arguments, &["--backend", "tcp"]].concat(), variables).finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(text(&output.stdout).contains("2 ranks, epoch 1"), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn a_rank_whose_flag_demands_another_number_of_ranks_is_refused() {
+    for command in ["check", "bench"] {
+        let arguments = ["launch", "-n", "1", "--", env!("CARGO_BIN_EXE_ryz"), command, "-n", "2"];
+        let output = Run::new(&arguments, &[]).finish();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains("flag --world-size demands 2 ranks") && stderr.contains("one of 1 "),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
 fn launchers_that_contradict_each_other_are_refused() {
     let environment = [
         ("SLURM_STEP_ID", "0"),

@@ -1,3 +1,5 @@
+use ryzanstein_config::WorldSize;
+
 use super::*;
 
 fn environment(variables: &str) -> Environment {
@@ -110,6 +112,26 @@ fn ordinary_processes_are_left_as_they_are() {
         format!("{SLURM} RYZ_RENDEZVOUS=n01:29500 RANK=5 WORLD_SIZE=8"),
     ] {
         assert_eq!(added(LauncherChoice::Auto, &variables), Ok(String::new()), "{variables}");
+    }
+}
+
+#[test]
+fn a_single_task_that_is_to_be_several_ranks_is_an_ordinary_process() {
+    let mut config = Config::default();
+    let single = "RANK=0 WORLD_SIZE=1";
+    for (variables, left) in [
+        (single.to_owned(), ""),
+        (format!("{single} LOCAL_RANK=0 MASTER_ADDR=job-0.job MASTER_PORT=29500"), ""),
+        (format!("{single} TORCHELASTIC_RUN_ID=x"), "TORCHELASTIC_RUN_ID=x"),
+        (format!("{single} RYZ_RENDEZVOUS=n01:29500"), "RANK=0 RYZ_RENDEZVOUS=n01:29500 WORLD_SIZE=1"),
+        ("RANK=0 WORLD_SIZE=2".into(), "RANK=0 WORLD_SIZE=2"),
+        ("RANK=1 WORLD_SIZE=1".into(), "RANK=1 WORLD_SIZE=1"),
+    ] {
+        let before = environment(&variables);
+        for (ranks, after) in [(None, &before), (Some(1), &before), (Some(2), &environment(left))] {
+            config.job.world_size = ranks.and_then(|ranks| WorldSize::new(ranks).ok());
+            assert_eq!(translated(&config, &before).as_ref().ok(), Some(after), "{variables}, {ranks:?}");
+        }
     }
 }
 
