@@ -23,7 +23,7 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     findings.extend(fabric::diagnose(&facts.network.infiniband, &facts.fabric));
     findings.extend(gpu::diagnose(&facts.gpu, facts.backend));
     findings.extend(libraries::diagnose(&facts.libraries, gpus));
-    findings.extend(nccl::diagnose(&facts.nccl));
+    findings.extend(nccl::diagnose(&facts.nccl, &facts.network.interfaces));
     findings.extend(environment::diagnose(&facts.variables));
     findings.extend(trials::diagnose(&facts.trials, gpus));
     findings

@@ -1,9 +1,10 @@
 use ryzanstein_config::nccl::{NcclVariable, advice};
 
 use super::environment::shown;
+use crate::doctor::facts::Interface;
 use crate::doctor::finding::{Finding, Status};
 
-pub(super) fn diagnose(variables: &[NcclVariable]) -> Vec<Finding> {
+pub(super) fn diagnose(variables: &[NcclVariable], interfaces: &[Interface]) -> Vec<Finding> {
     if variables.is_empty() {
         return vec![Finding::new(
             "nccl",
@@ -12,10 +13,10 @@ pub(super) fn diagnose(variables: &[NcclVariable]) -> Vec<Finding> {
             "none are set: NCCL chooses everything itself",
         )];
     }
-    variables.iter().map(one).collect()
+    variables.iter().map(|variable| one(variable, interfaces)).collect()
 }
 
-fn one(variable: &NcclVariable) -> Finding {
+fn one(variable: &NcclVariable, interfaces: &[Interface]) -> Finding {
     let shown = |value| shown(&variable.name, value);
     let mut seen = format!("{} by {}", shown(&variable.value), variable.source);
     if let Some((value, source)) = &variable.overridden {
@@ -24,6 +25,11 @@ fn one(variable: &NcclVariable) -> Finding {
     let finding = |status| Finding::new("nccl", "variable", status, seen.clone()).of(&variable.name);
     if let Some(advice) = advice(&variable.name) {
         return finding(Status::Warning).because(advice.what).remedy(advice.instead);
+    }
+    if variable.name == "NCCL_SOCKET_IFNAME" && !names_any(&variable.value, interfaces) {
+        return finding(Status::Warning)
+            .because("this host has no such network interface: groups on NCCL do not start")
+            .remedy("name one that `ip -brief address` shows, or unset it");
     }
     let slows = [
         (
@@ -52,4 +58,15 @@ fn one(variable: &NcclVariable) -> Finding {
         return finding(Status::Info).because("NVLink multicast stays off; Ryzanstein does not turn it on");
     }
     finding(Status::Info)
+}
+
+/// Returns true if `NCCL_SOCKET_IFNAME` leaves an interface. It lists prefixes of names, or whole names after `=`; those after `^`
+/// are left out.
+fn names_any(value: &str, interfaces: &[Interface]) -> bool {
+    let (names, is_whole) = value.strip_prefix('=').map_or((value, false), |names| (names, true));
+    let fits = |interface: &Interface, name: &str| {
+        if is_whole { interface.name == name } else { interface.name.starts_with(name) }
+    };
+    let is_named = |interface: &Interface| names.split(',').any(|name| fits(interface, name));
+    value.starts_with('^') || interfaces.iter().any(is_named)
 }

@@ -346,6 +346,34 @@ fn variables_of_nccl_are_shown_with_who_set_them_and_strange_ones_flagged() {
 }
 
 #[test]
+fn an_interface_for_nccl_that_does_not_exist_is_warned_of() {
+    let mut facts = plain();
+    facts.network.interfaces = ["lo", "eth0"]
+        .map(|name| Interface {
+            name: name.into(),
+            addresses: Vec::new(),
+            speed: None,
+            loopback: name == "lo",
+            state: "up".into(),
+            pci: None,
+        })
+        .into();
+    for (value, status) in [
+        ("nosuch0", Status::Warning),
+        ("=eth", Status::Warning),
+        ("ib,eth", Status::Info),
+        ("=ib0,eth0", Status::Info),
+        ("^docker", Status::Info),
+    ] {
+        let own = UserVariable { name: "NCCL_SOCKET_IFNAME".into(), value: value.into(), file: None };
+        facts.nccl = plan(&ryzanstein_config::Config::default(), &[own]);
+        let findings = diagnose(&facts);
+        let of = findings.iter().find(|f| f.subject.as_deref() == Some("NCCL_SOCKET_IFNAME")).expect("said");
+        assert_eq!(of.status, status, "{value}");
+    }
+}
+
+#[test]
 fn the_json_has_the_fields_that_are_documented() {
     let mut facts = h200();
     facts.host.shared_memory = None;

@@ -53,10 +53,17 @@ pub fn try_all_reduce(
     backend: BackendChoice,
     ranks: usize,
 ) -> anyhow::Result<TrialOutcome> {
-    // The machine's settings, without the job's layout, world size and addresses.
-    let mut own = Config { device: config.device.clone(), nccl: config.nccl.clone(), ..Config::default() };
+    // The job's settings, without its layout, world size and rendezvous.
+    let mut own = Config {
+        device: config.device.clone(),
+        nccl: config.nccl.clone(),
+        process_group: config.process_group.clone(),
+        provenance: config.provenance.clone(),
+        ..Config::default()
+    };
     own.process_group.backend = backend;
     own.process_group.timeout = PATIENCE;
+    own.process_group.self_check = true;
     own.rendezvous.timeout = PATIENCE;
     // Ranks of a job find libraries installed by pip through these variables.
     let search = LibrarySearch::from_variables(|name| environment.get(name).cloned());
@@ -109,7 +116,7 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    use ryzanstein_config::DeviceConfig;
+    use ryzanstein_config::{DeviceConfig, ProcessGroupConfig, TuningChoice};
     use ryzanstein_process_group::device::Libraries;
 
     use super::*;
@@ -120,6 +127,24 @@ mod tests {
         let outcome = outcome.expect("right values");
         assert_eq!(outcome.backend, "tcp");
         assert!(outcome.median_us.is_some_and(|median| median > 0.0));
+    }
+
+    #[test]
+    fn settings_of_the_job_that_end_its_ranks_end_those_of_the_trial() {
+        type Change = fn(&mut ProcessGroupConfig);
+        let cases: [(Change, &str); 4] = [
+            (|group| group.tcp.interface = Some("nosuch0".into()), "nosuch0"),
+            (|group| group.tcp.bind = Some([192, 0, 2, 1].into()), "192.0.2.1"),
+            (|group| group.tcp.algorithm = "nope".into(), "nope"),
+            (|group| group.tuning = TuningChoice::File("/nonexistent.json".into()), "/nonexistent.json"),
+        ];
+        for (change, named) in cases {
+            let mut config = Config::default();
+            change(&mut config.process_group);
+            let outcome = try_all_reduce(&config, &Environment::new(), BackendChoice::Tcp, 2);
+            let error = outcome.expect_err("no group comes up").to_string();
+            assert!(error.contains(named), "{error}");
+        }
     }
 
     /// Builds a driver library whose functions do nothing and succeed.
