@@ -162,12 +162,12 @@ fn a_launcher_that_is_ended_ends_those_of_the_other_nodes() {
         let pid = rustix::process::Pid::from_raw(run.supervisor() as i32).expect("a pid");
         rustix::process::kill_process(pid, Signal::KILL).expect("killed");
     };
-    let cases: [(usize, &dyn Fn(&Run), &str); 3] = [
-        (0, &|run: &Run| run.signal(Signal::TERM), "node 0: its launcher was ended by signal 15 (SIGTERM)"),
-        (1, &|run: &Run| run.signal(Signal::TERM), "node 1: its launcher was ended by signal 15 (SIGTERM)"),
+    let of_launcher = |run: &Run| run.signal(Signal::TERM);
+    for (ended, end, expected) in [
+        (0, &of_launcher as &dyn Fn(&Run), "node 0: its launcher was ended by signal 15 (SIGTERM)"),
+        (1, &of_launcher, "node 1: its launcher was ended by signal 15 (SIGTERM)"),
         (0, &of_supervisor, "the launcher of the first node"),
-    ];
-    for (ended, end, expected) in cases {
+    ] {
         let job = SeveralNodes::new();
         let [first, second] = ["0", "1"]
             .map(|node| job.launch(&format!("-n 2 --nnodes 2 --node-rank {node}"), &["--", "sleep", "610"]));
