@@ -56,6 +56,8 @@ pub struct Section {
 struct File {
     noise: Vec<String>,
     frames: Vec<String>,
+    /// What `<xid>` in a pattern stands for.
+    xid: String,
     sections: Vec<Section>,
 }
 
@@ -81,7 +83,12 @@ impl Catalogue {
     fn parse(text: &str) -> Result<Self, String> {
         /// Maximum size of the states, in bytes; if it is reached, they are built anew.
         const STATES: usize = 16 << 20;
-        let File { noise, frames, sections } = toml::from_str(text).map_err(|error| error.to_string())?;
+        let File { noise, frames, xid, mut sections } =
+            toml::from_str(text).map_err(|error| error.to_string())?;
+        let entries = sections.iter_mut().flat_map(|section| &mut section.entries);
+        for pattern in entries.flat_map(|entry| &mut entry.patterns) {
+            *pattern = pattern.replace("<xid>", &xid);
+        }
         let mut patterns = Vec::new();
         let mut meanings = Vec::new();
         for (s, section) in sections.iter().enumerate() {
