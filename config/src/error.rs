@@ -122,7 +122,11 @@ impl fmt::Display for ValueError {
 
 fn shown(path: &Path) -> Cow<'_, str> {
     let is_empty = path.as_os_str().is_empty();
-    if is_empty { "`` (RYZ_CONFIG or --config is empty)".into() } else { path.to_string_lossy() }
+    if is_empty {
+        "`` (RYZ_CONFIG or --config is empty: name a file, or leave it out)".into()
+    } else {
+        path.to_string_lossy()
+    }
 }
 
 fn unknown_key(key: &str, origin: &Source, nearest: Option<&str>) -> String {

@@ -62,13 +62,15 @@ pub fn resolve(model: &Path, environment: &Environment) -> Result<PathBuf, HubEr
     })
 }
 
+/// No such path; or a part of it is no folder, or the whole is one: another reference begins with its name.
+const ABSENT: [io::ErrorKind; 3] =
+    [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory, io::ErrorKind::IsADirectory];
+
 /// Returns what was read of a path of the cache, or `None` if there is no such path.
 fn if_there<T>(path: &Path, read: io::Result<T>) -> Result<Option<T>, HubError> {
     match read {
         Ok(read) => Ok(Some(read)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(None)
-        }
+        Err(error) if ABSENT.contains(&error.kind()) => Ok(None),
         Err(error) => Err(HubError::Unreadable { path: path.into(), error: error.to_string() }),
     }
 }
@@ -163,9 +165,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let environment = cached(root.path());
         let reference = root.path().join("hub/models--acme--tiny-llama/refs/main");
-        // A folder in place of the file cannot be read, whoever the user is.
+        // A link to itself cannot be read, whoever the user is.
         std::fs::remove_file(&reference).unwrap();
-        std::fs::create_dir(&reference).unwrap();
+        std::os::unix::fs::symlink(&reference, &reference).unwrap();
         let error = resolve("acme/tiny-llama".as_ref(), &environment).unwrap_err().to_string();
         assert!(error.contains("cannot read") && error.contains("refs/main"), "{error}");
     }
@@ -174,6 +176,9 @@ mod tests {
     fn what_the_cache_lacks_is_told_with_the_command_that_gets_it() {
         let root = tempfile::tempdir().unwrap();
         let environment = cached(root.path());
+        std::fs::create_dir_all(root.path().join("hub/models--acme--tiny-llama/refs/feature/x")).unwrap();
+        let error = resolve("acme/tiny-llama@feature".as_ref(), &environment).unwrap_err();
+        assert!(matches!(error, HubError::NotCached { .. }), "{error}");
         let error = resolve("acme/other@v2".as_ref(), &environment).unwrap_err().to_string();
         assert!(error.contains("`hf download acme/other --revision v2`"), "{error}");
         let error = resolve("acme/other".as_ref(), &Environment::new()).unwrap_err();

@@ -60,8 +60,8 @@ const TORCHRUN: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "
 
 /// Returns the environment with torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `GROUP_RANK`, `MASTER_ADDR`,
 /// `MASTER_PORT`) added, if another launcher gave the same facts in its own variables. The user's `MASTER_ADDR` and
-/// `MASTER_PORT` stay. Under torchrun, whose own store listens at `MASTER_PORT`, they name another place. They are removed where
-/// they describe a single task and the settings demand several ranks.
+/// `MASTER_PORT` stay. Under torchrun, whose own store listens at `MASTER_PORT`, they name another place. All six are removed from
+/// a single task if the settings demand several ranks.
 ///
 /// # Errors
 /// Returns the errors of [`detect`].

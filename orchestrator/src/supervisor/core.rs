@@ -203,7 +203,7 @@ const KILL_INTERVAL: Duration = Duration::from_millis(50);
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// Time for killed processes to disappear: the kernel can hold one in an uninterruptible wait for ever.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time to tell the other nodes of a failure: more than a heartbeat, because their launchers may have started later.
+/// Time to tell the other nodes of a failure: a heartbeat, an examination of it, and their exchange.
 const TELL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Wait before the first restart; it doubles with each.
 const FIRST_WAIT: Duration = Duration::from_secs(1);

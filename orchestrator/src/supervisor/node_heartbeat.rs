@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use ryzanstein_config::{Config, HostPort};
 use ryzanstein_process_group::security::Security;
@@ -40,6 +40,9 @@ fn key(node: u32) -> String {
 fn failure_key(node: u32) -> String {
     format!("{}/failure", key(node))
 }
+
+/// What stands between the size of a job and its number.
+const SEPARATOR: char = '#';
 
 /// Returns the key of the size of the job.
 fn size_key() -> String {
@@ -108,8 +111,8 @@ impl Nodes {
         };
         if now >= self.timeout {
             return Some(NodeNotice::CutOff(format!(
-                "{launchers} {have} not connected to {} within {} s (rendezvous.timeout): not started, or unable to reach that \
-                 address",
+                "{launchers} {have} not connected to {} within {} s (rendezvous.timeout): not started, unable to reach that \
+                 address, or refused, which their output says",
                 self.address,
                 self.timeout.as_secs()
             )));
@@ -160,9 +163,10 @@ pub(super) fn tell_failure(server: &Server, why: String) {
     server.put(&failure_key(0), why);
 }
 
-/// Tells the other nodes, from the first, what job it runs.
+/// Tells the other nodes, from the first, what job it runs: the size, and a number that no other job has.
 pub(super) fn tell_size(server: &Server, config: &Config, world_size: u32) {
-    server.put(&size_key(), size(config, world_size));
+    let started = UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    server.put(&size_key(), format!("{}{SEPARATOR}{started}", size(config, world_size)));
 }
 
 fn size(config: &Config, world_size: u32) -> String {
@@ -227,7 +231,8 @@ impl NodeHeartbeat {
             let cut_off = match client {
                 Ok(client) => {
                     let first = format!("the first node ({address})");
-                    disagreement(&client, node, &first, &size).or_else(|| beat(&client, node, &first, &told))
+                    agreement(&client, node, &first, &size)
+                        .map_or_else(Some, |job| beat(&client, node, &first, &job, &told))
                 }
                 Err(error) => Some(error.to_string()),
             };
@@ -264,31 +269,44 @@ impl NodeHeartbeat {
     }
 }
 
-/// Returns the reason why this launcher does not belong to the job, if the first node says so.
-fn disagreement(client: &Client, node: u32, first: &str, size: &str) -> Option<String> {
-    if let Ok(known) = client.get(&size_key(), Instant::now() + SILENCE)
-        && known != size.as_bytes()
-    {
-        return Some(format!(
-            "this launcher was started for {size}, but that of {first} for {}; give every launcher the same numbers of ranks and \
-             nodes",
-            String::from_utf8_lossy(&known)
+/// Returns the job that the first node runs, or the reason why this launcher does not belong to it.
+fn agreement(client: &Client, node: u32, first: &str, size: &str) -> Result<Vec<u8>, String> {
+    let job = client.get(&size_key(), Instant::now() + SILENCE).map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&job);
+    let known = text.split(SEPARATOR).next().unwrap_or_default();
+    if known != size {
+        return Err(format!(
+            "this launcher was started for {size}, but that of {first} for {known}; give every launcher the same numbers of ranks and \
+             nodes"
         ));
     }
     let launchers = client.count(&format!("{}/launchers", key(node)), 1, SILENCE);
-    launchers.is_ok_and(|launchers| launchers > 1).then(|| {
-        format!(
+    if launchers.is_ok_and(|launchers| launchers > 1) {
+        return Err(format!(
             "{first} has had another launcher of node {node} in this job; give every launcher its own --node-rank, and start all of \
              them again when one has failed"
-        )
-    })
+        ));
+    }
+    Ok(job)
 }
 
 /// Counts until this node leaves, and passes on what it tells. Returns the reason if this node is cut off, or another has failed.
-fn beat(client: &Client, node: u32, first: &str, told: &mpsc::Receiver<Message>) -> Option<String> {
+fn beat(
+    client: &Client,
+    node: u32,
+    first: &str,
+    job: &[u8],
+    told: &mpsc::Receiver<Message>,
+) -> Option<String> {
     let (key, mut answered) = (key(node), Instant::now());
     loop {
+        // The client connects again by itself, also to the launcher of a later job.
         let asked = Instant::now();
+        if client.get(&size_key(), asked + SILENCE).is_ok_and(|now| now != job) {
+            return Some(format!(
+                "the launcher of {first} was started again; start those of all nodes again"
+            ));
+        }
         match client.count(&key, 1, SILENCE) {
             Ok(_) => {
                 answered = Instant::now();
@@ -385,6 +403,26 @@ mod tests {
         }
     }
 
+    fn wait_for_second(server: &Server) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while counts(server, 2).any(|(_, count)| count == 0) {
+            assert!(Instant::now() < deadline, "the second node does not count");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_launcher_does_not_take_part_in_a_later_job_at_the_same_address() {
+        let job = Job::new();
+        let mut node = job.second_node();
+        wait_for_second(&job.server);
+        tell_size(&job.server, &job.config, 1);
+        let Some(NodeNotice::CutOff(why)) = node.notices.blocking_recv() else { panic!("it goes on") };
+        assert!(why.contains("was started again"), "{why}");
+        assert_eq!(node.notices.blocking_recv(), Some(NodeNotice::Left));
+        assert!(!job.has_second_left());
+    }
+
     #[test]
     fn a_rank_of_another_node_that_has_ended_well_is_told_to_have_left() {
         let job = Job::new();
@@ -447,9 +485,7 @@ mod tests {
         let Job { server, secret, config } = Job::new();
         let address = HostPort::new("127.0.0.1", server.address().port()).unwrap();
         let mut node = NodeHeartbeat::start(&config, 1, address, secret).unwrap();
-        while counts(&server, 2).any(|(_, count)| count == 0) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_for_second(&server);
         drop(server);
         let Some(NodeNotice::CutOff(why)) = node.notices.blocking_recv() else { panic!("it goes on") };
         assert!(why.contains("the launcher of the first node (127.0.0.1:"), "{why}");
@@ -468,15 +504,13 @@ mod tests {
         for (change, expected) in cases {
             let mut job = Job::new();
             let node = job.second_node();
-            while counts(&job.server, 2).any(|(_, count)| count == 0) {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            wait_for_second(&job.server);
             change(&mut job.config);
             let mut other = job.second_node();
             let Some(NodeNotice::CutOff(why)) = other.notices.blocking_recv() else { panic!("it joins") };
             assert!(why.contains(expected), "{why}");
             other.leave(Err("it has no say".into()));
-            drop(other);
+            assert_eq!(other.notices.blocking_recv(), Some(NodeNotice::Left));
             assert_eq!(failure(&job.server, 2), None);
             assert!(!job.has_second_left());
             drop(node);

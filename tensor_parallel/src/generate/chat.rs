@@ -96,7 +96,7 @@ impl ChatTime {
             Item::Fixed(Fixed::TimezoneName | Fixed::TimezoneOffset | Fixed::TimezoneOffsetColon) => {
                 Item::Literal("")
             }
-            // Python has microseconds.
+            // This time has whole seconds, and that of Python microseconds.
             Item::Numeric(Numeric::Nanosecond, _) => Item::Literal("000000"),
             item => item,
         });

@@ -286,7 +286,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
         Bias::Key(key) => keys.flag(key),
     };
     let (eos_tokens, stop_strings) = ends(keys)?;
-    let from_zero = |v: &Value| v.as_f64().filter(|n| *n >= 0.0 && n.is_finite());
+    let from_zero = |v: &Value| v.as_f64().map(|n| n as f32).filter(|n| *n >= 0.0 && n.is_finite());
     let epsilon = keys.optional("rms_norm_eps", "a number from 0 on", from_zero)?;
     Ok(LlamaConfig {
         architecture,
@@ -298,7 +298,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
         kv_heads,
         head_dim,
         max_positions: rope.max_positions,
-        norm_epsilon: epsilon.unwrap_or(1e-6) as f32,
+        norm_epsilon: epsilon.unwrap_or(1e-6),
         rotary: rope.rotary,
         qkv_bias: bias(&architecture.qkv_bias)?,
         output_bias: bias(&architecture.output_bias)?,

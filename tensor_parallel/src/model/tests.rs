@@ -208,6 +208,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({ "tie_word_embeddings": 1 }), "`tie_word_embeddings` must be true or false"),
         (json!({ "eos_token_id": "x" }), "`eos_token_id` must be"),
         (json!({ "rms_norm_eps": -1 }), "`rms_norm_eps` must be a number from 0 on"),
+        (json!({ "rms_norm_eps": 1e39 }), "`rms_norm_eps` must be a number from 0 on"),
         (json!({ "is_causal": false }), "`is_causal` false is not supported"),
         (
             json!({ "per_layer_config": { "1": { "rms_norm_eps": 0.5 } } }),

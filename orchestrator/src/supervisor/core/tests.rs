@@ -352,15 +352,17 @@ fn with_other_nodes_no_rank_is_named_that_is_only_left_over() {
 
 #[test]
 fn a_node_waits_for_the_others_without_a_deadline_unless_the_job_has_failed() {
-    use Event::{CutOff, Interrupted, OthersLeft, Tick};
+    use Event::{CutOff, Interrupted, LifelineClosed, OthersLeft, Tick};
     let (well, failed) = (ends(0, Exit::Code(0)), ends(0, Exit::Code(7)));
     // (events, exit code), of which the last one ends the job, and the one before did not
-    let cases: [(&[(u64, Event)], i32); 9] = [
+    let cases: [(&[(u64, Event)], i32); 11] = [
         (&[(1, well), (900_000, OthersLeft)], 0),
         (&[(1, OthersLeft), (2, well)], 0),
         (&[(1, well), (900_000, CutOff), (903_000, Tick)], 1),
         (&[(1, well), (900_000, CutOff), (900_001, OthersLeft)], 1),
         (&[(1, well), (900_000, Interrupted(signal::TERMINATE))], 143),
+        (&[(1, well), (2, LifelineClosed)], 137),
+        (&[(1, failed), (2, LifelineClosed)], 7),
         (&[(1, failed), (3001, Tick)], 7),
         (&[(1, failed), (2, OthersLeft)], 7),
         (&[(1, failed), (2, Interrupted(signal::TERMINATE))], 7),

@@ -67,6 +67,9 @@ fn names_any(value: &str, interfaces: &[Interface]) -> bool {
     let fits = |interface: &Interface, name: &str| {
         if is_whole { interface.name == name } else { interface.name.starts_with(name) }
     };
-    let is_named = |interface: &Interface| names.split(',').any(|name| fits(interface, name));
-    value.starts_with('^') || interfaces.iter().any(is_named)
+    // A port may follow a name.
+    let names = names.split(',').map(|name| name.split(':').next().unwrap_or(name));
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    let is_named = |interface: &Interface| names.iter().any(|name| fits(interface, name));
+    value.starts_with('^') || names.is_empty() || interfaces.iter().any(is_named)
 }

@@ -361,6 +361,8 @@ fn an_interface_for_nccl_that_does_not_exist_is_warned_of() {
     for (value, status) in [
         ("nosuch0", Status::Warning),
         ("=eth", Status::Warning),
+        ("nosuch0,", Status::Warning),
+        ("eth0:1234", Status::Info),
         ("ib,eth", Status::Info),
         ("=ib0,eth0", Status::Info),
         ("^docker", Status::Info),
