@@ -302,12 +302,13 @@ fn beat(
     loop {
         // The client connects again by itself, also to the launcher of a later job.
         let asked = Instant::now();
-        if client.get(&size_key(), asked + SILENCE).is_ok_and(|now| now != job) {
+        let is_same = client.get(&size_key(), asked + SILENCE).map(|now| now == job);
+        if let Ok(false) = is_same {
             return Some(format!(
                 "the launcher of {first} was started again; start those of all nodes again"
             ));
         }
-        match client.count(&key, 1, SILENCE) {
+        match is_same.and_then(|_| client.count(&key, 1, SILENCE)) {
             Ok(_) => {
                 answered = Instant::now();
                 if let Ok(why) = client.get(&failure_key(0), answered) {
