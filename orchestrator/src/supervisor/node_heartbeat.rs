@@ -302,7 +302,7 @@ fn beat(
     loop {
         // The client connects again by itself, also to the launcher of a later job.
         let asked = Instant::now();
-        let is_same = client.get(&size_key(), asked + SILENCE).map(|now| now == job);
+        let is_same = client.get(&size_key(), asked + SILENCE / 2).map(|now| now == job);
         if let Ok(false) = is_same {
             return Some(format!(
                 "the launcher of {first} was started again; start those of all nodes again"
