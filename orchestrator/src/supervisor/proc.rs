@@ -176,7 +176,9 @@ mod tests {
         let pid = Pid::from_raw(program.pid.cast_signed()).expect("a pid");
         kill_process(pid, Signal::STOP).expect("stopped");
         wait_for(&|program| program.state == 'T');
-        assert_eq!(Process::read(shell.id()).map(|shell| shell.state), Some('S'), "the shell itself sleeps");
+        // The shell hears of the stop, and then sleeps on.
+        let state = Process::read(shell.id()).map(|shell| shell.state);
+        assert!(matches!(state, Some('R' | 'S')), "the shell itself is not stopped: {state:?}");
         kill_process(pid, Signal::KILL).expect("killed");
         shell.wait().expect("reaped");
         assert!(Process::program(shell.id()).is_none());
