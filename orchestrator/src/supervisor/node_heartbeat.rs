@@ -231,8 +231,7 @@ impl NodeHeartbeat {
             let cut_off = match client {
                 Ok(client) => {
                     let first = format!("the first node ({address})");
-                    agreement(&client, node, &first, &size)
-                        .map_or_else(Some, |job| beat(&client, node, &first, &job, &told))
+                    beat(&client, node, &first, &size, &told)
                 }
                 Err(error) => Some(error.to_string()),
             };
@@ -269,25 +268,23 @@ impl NodeHeartbeat {
     }
 }
 
-/// Returns the job that the first node runs, or the reason why this launcher does not belong to it.
-fn agreement(client: &Client, node: u32, first: &str, size: &str) -> Result<Vec<u8>, String> {
-    let job = client.get(&size_key(), Instant::now() + SILENCE).map_err(|error| error.to_string())?;
-    let text = String::from_utf8_lossy(&job);
-    let known = text.split(SEPARATOR).next().unwrap_or_default();
+/// Returns the reason why this launcher does not belong to the job that the first node runs.
+fn disagreement(client: &Client, node: u32, first: &str, size: &str, job: &[u8]) -> Option<String> {
+    let job = String::from_utf8_lossy(job);
+    let known = job.split(SEPARATOR).next().unwrap_or_default();
     if known != size {
-        return Err(format!(
+        return Some(format!(
             "this launcher was started for {size}, but that of {first} for {known}; give every launcher the same numbers of ranks and \
              nodes"
         ));
     }
     let launchers = client.count(&format!("{}/launchers", key(node)), 1, SILENCE);
-    if launchers.is_ok_and(|launchers| launchers > 1) {
-        return Err(format!(
+    launchers.is_ok_and(|launchers| launchers > 1).then(|| {
+        format!(
             "{first} has had another launcher of node {node} in this job; give every launcher its own --node-rank, and start all of \
              them again when one has failed"
-        ));
-    }
-    Ok(job)
+        )
+    })
 }
 
 /// Counts until this node leaves, and passes on what it tells. Returns the reason if this node is cut off, or another has failed.
@@ -295,20 +292,28 @@ fn beat(
     client: &Client,
     node: u32,
     first: &str,
-    job: &[u8],
+    size: &str,
     told: &mpsc::Receiver<Message>,
 ) -> Option<String> {
-    let (key, mut answered) = (key(node), Instant::now());
+    let (key, mut answered, mut job) = (key(node), Instant::now(), None);
     loop {
         // The client connects again by itself, also to the launcher of a later job.
         let asked = Instant::now();
-        let is_same = client.get(&size_key(), asked + SILENCE / 2).map(|now| now == job);
-        if let Ok(false) = is_same {
-            return Some(format!(
-                "the launcher of {first} was started again; start those of all nodes again"
-            ));
+        let now = client.get(&size_key(), asked + SILENCE / 2);
+        if let Ok(now) = &now {
+            let foreign = match &job {
+                None => disagreement(client, node, first, size, now),
+                Some(job) if job == now => None,
+                Some(_) => {
+                    Some(format!("the launcher of {first} was started again; start those of all nodes again"))
+                }
+            };
+            if foreign.is_some() {
+                return foreign;
+            }
+            job.get_or_insert_with(|| now.clone());
         }
-        match is_same.and_then(|_| client.count(&key, 1, SILENCE)) {
+        match now.and_then(|_| client.count(&key, 1, SILENCE)) {
             Ok(_) => {
                 answered = Instant::now();
                 if let Ok(why) = client.get(&failure_key(0), answered) {

@@ -166,7 +166,8 @@ fn a_launcher_that_is_ended_ends_those_of_the_other_nodes() {
     for (ended, end, expected) in [
         (0, &of_launcher as &dyn Fn(&Run), "node 0: its launcher was ended by signal 15 (SIGTERM)"),
         (1, &of_launcher, "node 1: its launcher was ended by signal 15 (SIGTERM)"),
-        (0, &of_supervisor, "the launcher of the first node"),
+        // Its address.
+        (0, &of_supervisor, "127.0.0.1:"),
     ] {
         let job = SeveralNodes::new();
         let [first, second] = ["0", "1"]
