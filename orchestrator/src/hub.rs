@@ -165,7 +165,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let environment = cached(root.path());
         let reference = root.path().join("hub/models--acme--tiny-llama/refs/main");
-        // A link to itself cannot be read, whoever the user is.
+        // Nobody can read a link to itself, not even root.
         std::fs::remove_file(&reference).unwrap();
         std::os::unix::fs::symlink(&reference, &reference).unwrap();
         let error = resolve("acme/tiny-llama".as_ref(), &environment).unwrap_err().to_string();

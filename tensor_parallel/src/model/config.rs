@@ -234,16 +234,15 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, String> {
                     without quantization, or remove the key if it was left from before the weights were converted"
             .into());
     }
-    let has_items = |key| keys.get(key).is_some_and(|v| ![json!({}), json!([])].contains(v));
     if keys.get("is_causal") == Some(&json!(false)) {
         return Err(
             "`is_causal` false is not supported: a token attends to itself and those before it only".into()
         );
     }
-    if has_items("per_layer_config") {
+    if keys.truthy("per_layer_config").is_some() {
         return Err("`per_layer_config` is not supported: all layers have the same settings".into());
     }
-    if has_items("configuration_files") {
+    if keys.truthy("configuration_files").is_some() {
         return Err("`configuration_files` names other files for other versions of transformers, and only config.json is read; \
                     replace it by the file that belongs to your version"
             .into());

@@ -1,6 +1,6 @@
 //! A JSON object, read key by key.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// One JSON object. Errors are sentences that name the key.
 pub(super) struct JsonObject<'a>(pub(super) &'a Map<String, Value>);
@@ -9,6 +9,12 @@ impl<'a> JsonObject<'a> {
     /// Returns the value of a key. `null` counts as missing.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|v| !v.is_null())
+    }
+
+    /// Returns the value of a key, or `None` if it is missing or Python takes it for false.
+    pub(super) fn truthy(&self, key: &str) -> Option<&'a Value> {
+        let falsy = [json!(false), json!(0), json!(""), json!([]), json!({})];
+        self.get(key).filter(|v| !falsy.contains(v))
     }
 
     pub(super) fn optional<T>(

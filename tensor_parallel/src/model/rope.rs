@@ -1,6 +1,6 @@
 //! The rotary settings of `config.json`: `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in version 4.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::json::{JsonObject, missing, shortened};
 use crate::rotary::Rotary;
@@ -88,8 +88,7 @@ struct Settings {
 impl Settings {
     /// Parses the object of a key: base frequency, type and scaling. As in transformers, what is false in Python counts as missing.
     fn parse(&self, keys: &JsonObject<'_>, key: &str) -> Result<Option<Scaled>, String> {
-        let is_false = |v: &Value| [json!({}), json!([]), json!(""), json!(false), json!(0)].contains(v);
-        if keys.get(key).is_none_or(is_false) {
+        if keys.truthy(key).is_none() {
             return Ok(None);
         }
         let Some(map) = keys.optional(key, "an object", Value::as_object)? else { return Ok(None) };
