@@ -23,16 +23,17 @@ use ryzanstein_tests::{config, in_good_order, on_loopback, sockets, with_ranks};
 /// Logits by position.
 type Rows = BTreeMap<usize, Vec<u32>>;
 
-/// A model whose sums are long enough to be rounded often. `heads` and key/value heads determine its world sizes.
-fn shape(heads: usize, kv_heads: usize) -> LlamaConfig {
+/// A model whose sums are long enough to be rounded often. `heads` and key/value heads determine its world sizes. With a `head_dim` of
+/// 32, every part of a row is a whole number of AMX's tiles.
+fn shape([heads, kv_heads]: [usize; 2], head_dim: usize) -> LlamaConfig {
     let json = format!(
         r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": {hidden},
             "intermediate_size": {intermediate}, "num_hidden_layers": 2, "num_attention_heads": {heads},
-            "num_key_value_heads": {kv_heads}, "head_dim": 16, "vocab_size": 250, "hidden_act": "silu",
+            "num_key_value_heads": {kv_heads}, "head_dim": {head_dim}, "vocab_size": 250, "hidden_act": "silu",
             "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "tie_word_embeddings": false}}"#,
-        hidden = heads * 16,
-        intermediate = heads * 40,
+        hidden = heads * head_dim,
+        intermediate = heads * if head_dim == 32 { 64 } else { 40 },
     );
     LlamaConfig::from_json("the test's own config.json".as_ref(), &json, None).unwrap()
 }
@@ -154,7 +155,7 @@ fn scheduled(
 /// Checks that 64 prompts have the same bits alone and in a cache that has pages for about a quarter of them at full length.
 fn check_scheduled(dtype: DType, set: InstructionSet, group: &mut ProcessGroup) {
     const STEPS: usize = 4;
-    let model = made(&shape(8, 4), dtype, (set, Numerics::Invariant), group);
+    let model = made(&shape([8, 4], 16), dtype, (set, Numerics::Invariant), group);
     // Of each four prompts, the last three begin like the first.
     let prompts: Vec<_> = (0..64).map(|i| tokens(1 + i * 53 % 150, i / 4)).collect();
     let size = CacheSize { sequences: 24, capacity: 256, pages: 16 };
@@ -187,7 +188,7 @@ fn sequences_that_come_and_go_in_few_pages_have_the_logits_of_each_alone_on_gpus
 
 #[test]
 fn logits_are_the_same_at_every_world_size_batch_and_chunking_with_every_instruction_set() {
-    let shapes = [(shape(8, 4), vec![1, 2, 4, 8]), (shape(6, 3), vec![1, 3, 6])];
+    let shapes = [(shape([8, 4], 32), vec![1, 2, 4, 8]), (shape([6, 3], 16), vec![1, 3, 6])];
     let (text, prompts) = (tokens(70, 3), [1, 9, 2, 30, 64, 65, 5, 17].map(|n| tokens(n, 11 * n)));
     for (shape, sizes) in &shapes {
         assert_eq!(legal_world_sizes(shape, 16, Numerics::Invariant), *sizes);
@@ -227,7 +228,7 @@ fn fast_numerics_have_other_bits_with_another_number_of_ranks() {
     let logits = |ranks| {
         let arithmetic = (instruction_set::current(), Numerics::Fast);
         on_loopback(ranks, |group| {
-            let model = made(&shape(8, 4), DType::BF16, arithmetic, group);
+            let model = made(&shape([8, 4], 16), DType::BF16, arithmetic, group);
             forced(&model, &text, text.len(), group)
         })
         .remove(0)
@@ -293,7 +294,7 @@ fn every_fixture_has_its_own_bits_on_every_number_of_gpus() {
 #[test]
 #[ignore = "needs a GPU"]
 fn logits_are_the_same_on_every_number_of_gpus_batch_chunking_and_path() {
-    let shape = shape(8, 4);
+    let shape = shape([8, 4], 16);
     let (text, prompts) = (tokens(70, 3), [1, 9, 2, 30, 64, 65, 5, 17].map(|n| tokens(n, 11 * n)));
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         let arithmetic = (instruction_set::current(), Numerics::Invariant);
@@ -368,7 +369,7 @@ fn the_setting_reaches_models_of_groups_on_shared_memory_and_on_sockets() {
 
 #[test]
 fn a_number_of_ranks_that_adds_no_subtrees_is_refused_with_the_legal_ones() {
-    let twelve = shape(12, 4);
+    let twelve = shape([12, 4], 16);
     assert!(legal_world_sizes(&twelve, 12, Numerics::Fast).contains(&12));
     let error = check_world_size(&twelve, 12, Numerics::Invariant).unwrap_err().to_string();
     assert!(error.contains("each of 12 ranks would not add a whole subtree"), "{error}");

@@ -37,14 +37,12 @@ impl Host {
         Self::with_numerics(threads, instruction_set::current(), Numerics::Fast)
     }
 
-    /// Creates the arithmetic as [`new`](Self::new) does, with an instruction set that this processor must have. Invariant numerics
-    /// use the [`invariant`](instruction_set::invariant) variant of the set.
+    /// Creates the arithmetic as [`new`](Self::new) does, with an instruction set that this processor must have.
     ///
     /// # Panics
     /// Panics if this processor lacks the instruction set: [`instruction_set::supported`] lists those that it has.
     pub fn with_numerics(threads: usize, set: InstructionSet, numerics: Numerics) -> Self {
         assert!(instruction_set::is_supported(set), "this processor lacks {set}");
-        let set = if numerics == Numerics::Invariant { instruction_set::invariant(set) } else { set };
         Self { threads: Threads::new(threads, "compute"), products: Products::new(set), numerics }
     }
 

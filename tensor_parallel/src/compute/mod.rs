@@ -47,14 +47,13 @@ pub(crate) fn for_ranks(group: &ProcessGroup, numerics: Numerics) -> Result<Box<
 
 #[doc(hidden)]
 /// Returns the name of the arithmetic of a rank: results have the same bits only with the same one.
-pub fn arithmetic(group: &ProcessGroup, numerics: Numerics) -> String {
-    match (group.device(), numerics) {
-        (Some(device), _) => {
+pub fn arithmetic(group: &ProcessGroup) -> String {
+    match group.device() {
+        Some(device) => {
             let (major, minor) = device.info().capability;
             format!("sm_{major}{minor}")
         }
-        (None, Numerics::Fast) => instruction_set::current().to_string(),
-        (None, Numerics::Invariant) => instruction_set::invariant(instruction_set::current()).to_string(),
+        None => instruction_set::current().to_string(),
     }
 }
 

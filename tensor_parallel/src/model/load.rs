@@ -373,7 +373,7 @@ pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) 
 
 /// Fails on all ranks if they would add in different orders.
 fn check_arithmetic(numerics: Numerics, groups: &mut dyn ModelGroups) -> Result<()> {
-    let arithmetic = compute::arithmetic(groups.tensor(), numerics);
+    let arithmetic = compute::arithmetic(groups.tensor());
     compare_arithmetic(format!("{numerics} numerics and {arithmetic}"), groups)
 }
 

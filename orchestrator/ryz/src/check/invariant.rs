@@ -37,7 +37,7 @@ struct Digests {
 /// true if all have the same digest. Every rank calls this.
 pub(super) fn compare(manager: &mut ProcessGroupManager, screen: Screen) -> Result<(String, bool), Error> {
     let world = manager.world();
-    let arithmetic = compute::arithmetic(world, Numerics::Invariant);
+    let arithmetic = compute::arithmetic(world);
     let all = world.all_gather_object(&arithmetic)?;
     if let Some(other) = all.iter().position(|other| *other != arithmetic) {
         let (rank, other) = (Rank(other as u32), world.rank());

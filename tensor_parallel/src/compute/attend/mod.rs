@@ -2,8 +2,7 @@
 //!
 //! Keys are processed in blocks that start at multiples of the block length. Each block is widened or packed once for all queries
 //! that attend to it: several rows of a sequence, and all query heads that share a key head. The softmax is computed online, as
-//! in `FlashAttention`. The result of a query does not depend on the other queries, except that 32 or more queries use tiles,
-//! which round queries and weights.
+//! in `FlashAttention`. The result of a query does not depend on the other queries. Tiles round queries and weights.
 
 #![expect(
     clippy::inline_always,
@@ -130,12 +129,12 @@ struct Cached<'a, T: ?Sized> {
 
 const _: () = assert!(PAGE_SIZE.is_multiple_of(BLOCK), "a block lies within a page");
 
-/// Computes attention with the fastest method for the number of queries.
+/// Computes attention with tiles, if they suit the elements, otherwise with vectors.
 fn attend(host: &Host, queries: Queries<'_>, cached: Cached<'_, Storage>) {
     #[cfg(target_arch = "x86_64")]
     if let (Storage::BF16(k), Storage::BF16(v)) = (cached.keys, cached.values)
         && host.products.set() == InstructionSet::Amx
-        && tiles::is_worth_it(&queries)
+        && tiles::fit(&queries)
     {
         tiles::attend(
             &Tiles::new(),

@@ -14,12 +14,14 @@ use crate::memory;
 
 /// Queries and elements of a head are processed in pairs of tiles.
 const PAIR: usize = 2 * SIDE;
+/// The exponent of a bf16 that is not finite.
+const INFINITE: u16 = 0x7f80;
 /// Number of steps in the products of weights and values.
 const STEPS: usize = BLOCK / DEPTH;
 
-/// Returns true if the queries are numerous enough and of a suitable length.
-pub(super) fn is_worth_it(queries: &Queries<'_>) -> bool {
-    queries.head_dim.is_multiple_of(PAIR) && queries.out.len() >= PAIR * queries.head_dim
+/// Returns true if the queries have a suitable length.
+pub(super) fn fit(queries: &Queries<'_>) -> bool {
+    queries.head_dim.is_multiple_of(PAIR)
 }
 
 /// Computes the attention of queries with the cached keys and values of their head.
@@ -56,18 +58,19 @@ pub(super) fn attend(
         for ((((scores, weights), sums), softmax), seen) in of_rows.zip(&seen) {
             weigh(arch, scores, weights, sums, softmax, within(seen, first..last));
         }
-        // Infinity times a weight of zero is NaN.
-        let all_see_all = seen.iter().all(|seen| seen.start <= first && last <= seen.end);
-        if all_see_all || values.iter().all(|value| value.is_finite()) {
-            pack_values(arch, values, head_dim, packed);
-            product(tiles, (&weights, BLOCK), packed, &mut sums, true);
+        let mut are_finite = true;
+        pack_values(arch, values, head_dim, packed, &mut are_finite);
+        product(tiles, (&weights, BLOCK), packed, &mut sums, true);
+        if are_finite {
             continue;
         }
+        // Only queries that attend to an infinity add it: infinity times a weight of zero is NaN.
         for (i, (scores, sums)) in
             scores.chunks_exact(BLOCK).zip(sums.chunks_exact_mut(head_dim)).take(count).enumerate()
         {
             for at in within(&seen[i / shared], first..last) {
-                for (sum, value) in sums.iter_mut().zip(&values[at * head_dim..]) {
+                let values = sums.iter_mut().zip(&values[at * head_dim..]);
+                for (sum, value) in values.filter(|(_, value)| !value.is_finite()) {
                     *sum += scores[at] * value.to_f32();
                 }
             }
@@ -140,10 +143,11 @@ vectorized! {
     }
 
     /// Packs values as columns of their elements: for each 16 elements of the head, tiles along the positions, in which a word
-    /// holds the elements of two positions. Values that are missing in the block are zeros.
-    fn pack_values<'a>(values: &'a [bf16], head_dim: usize, packed: &'a mut [Tile]) {
+    /// holds the elements of two positions. Values that are missing in the block or not finite are zeros.
+    fn pack_values<'a>(values: &'a [bf16], head_dim: usize, packed: &'a mut [Tile], are_finite: &'a mut bool) {
         let bits: &[u16] = bytemuck::cast_slice(values);
         let mut pairs = bits.chunks(2 * head_dim);
+        let mut lost = [0; SIDE];
         for at in 0..BLOCK / 2 {
             let (step, row) = (at / SIDE, at % SIDE);
             let pair = pairs.next().unwrap_or_default();
@@ -155,11 +159,14 @@ vectorized! {
                 };
                 let (even, odd): ([u16; SIDE], _) = (of(even), of(odd));
                 let words = &mut tiles[step][row * SIDE..][..SIDE];
-                for ((word, even), odd) in words.iter_mut().zip(even).zip(odd) {
-                    *word = u32::from(even) | u32::from(odd) << 16;
+                for (((word, even), odd), lost) in words.iter_mut().zip(even).zip(odd).zip(&mut lost) {
+                    let [low, high] = [even, odd].map(|bits| if bits & INFINITE == INFINITE { 0 } else { bits });
+                    *word = u32::from(low) | u32::from(high) << 16;
+                    *lost |= low ^ even | high ^ odd;
                 }
             }
         }
+        *are_finite = lost == [0; SIDE];
     }
 }
 
@@ -183,14 +190,22 @@ mod tests {
         let scale = 1.0 / (head_dim as f32).sqrt();
         let rows: Vec<f32> =
             some(seen.len() * shared * head_dim, 3).into_iter().map(|value| value.to_f32() / scale).collect();
-        let mut out = vec![0.0; rows.len()];
-        let queries = Queries {
-            rows: rows.chunks(shared * head_dim).collect(),
-            seen: seen.to_vec(),
-            head_dim,
-            out: &mut out,
+        let run = |rows: &[f32], seen: &[Range<usize>]| {
+            let mut out = vec![0.0; rows.len()];
+            let queries = Queries {
+                rows: rows.chunks(shared * head_dim).collect(),
+                seen: seen.to_vec(),
+                head_dim,
+                out: &mut out,
+            };
+            attend(&Plain, Arch::new(), queries, Cached { keys: keys.as_slice(), values, at: &at });
+            out
         };
-        attend(&Plain, Arch::new(), queries, Cached { keys: keys.as_slice(), values, at: &at });
+        let out = run(&rows, seen);
+        let bits = |out: &[f32]| out.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        for (i, (row, out)) in rows.chunks(shared * head_dim).zip(out.chunks(shared * head_dim)).enumerate() {
+            assert_eq!(bits(&run(row, &seen[i..=i])), bits(out), "row {i} alone and with the others");
+        }
         let mut results = Vec::new();
         for (i, (query, out)) in rows.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
             let query: Vec<f64> = query.iter().map(|value| bf16::from_f32(value * scale).to_f64()).collect();

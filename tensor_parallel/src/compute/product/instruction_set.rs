@@ -29,14 +29,6 @@ pub fn current() -> InstructionSet {
     *CHOSEN.get_or_init(|| supported()[0])
 }
 
-/// Returns the set that computes with invariant numerics in place of `set`: AMX multiplies few rows with other instructions.
-pub const fn invariant(set: InstructionSet) -> InstructionSet {
-    match set {
-        InstructionSet::Amx => InstructionSet::Avx512Bf16,
-        set => set,
-    }
-}
-
 /// Chooses the set that this process uses. Must be called before the first use.
 ///
 /// # Errors

@@ -157,11 +157,7 @@ impl Products {
         let Storage::BF16(w) = w else { return Prepared::Wide(x.widened()) };
         match x {
             #[cfg(target_arch = "x86_64")]
-            Storage::BF16(x)
-                if self.set == InstructionSet::Amx
-                    && x.len() >= amx::FEWEST_ROWS * k
-                    && k.is_multiple_of(amx::DEPTH) =>
-            {
+            Storage::BF16(x) if self.set == InstructionSet::Amx && k.is_multiple_of(amx::DEPTH) => {
                 Prepared::Tiles(amx::Packed::new(threads, x, k))
             }
             #[cfg(target_arch = "x86_64")]
@@ -182,6 +178,12 @@ impl Products {
         match (x, w) {
             #[cfg(target_arch = "x86_64")]
             (Prepared::Packed(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
+            #[cfg(target_arch = "x86_64")]
+            (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], &mut |block| {
+                for (row, sums) in block.rows.clone().zip(block.sums()) {
+                    out[row * rows.len()..][block.columns.clone()].copy_from_slice(sums);
+                }
+            }),
             (Prepared::Deinterleaved(x), Storage::BF16(w)) => {
                 simd::multiply::<Pair>(self.arch, x, bytemuck::cast_slice(&w[part]), out, k);
             }

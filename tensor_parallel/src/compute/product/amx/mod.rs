@@ -6,7 +6,7 @@ mod tiles;
 use std::arch::asm;
 use std::sync::OnceLock;
 
-pub(super) use self::product::{FEWEST_ROWS, GRANULE, Packed, multiply};
+pub(super) use self::product::{GRANULE, Packed, multiply};
 #[cfg(test)]
 pub(in crate::compute) use self::tiles::tests::Plain;
 pub(in crate::compute) use self::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack};

@@ -14,8 +14,6 @@ use crate::compute::rows::vectorized;
 use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// The minimum number of activation rows for tiles. Dot products are faster for one row.
-pub(in crate::compute::product) const FEWEST_ROWS: usize = 2;
 /// The minimum number of activation rows for which weights are copied.
 const MANY_ROWS: usize = 256;
 /// Number of steps of [`DEPTH`] in one part of the depth with many rows. A strip of weights then takes two thirds of the
