@@ -2,3 +2,6 @@
 
 pub(crate) mod nccl;
 mod peer_memory;
+
+pub(crate) use nccl::NcclComm;
+pub(crate) use peer_memory::{AbortWord, PeerMemory};

@@ -1,7 +1,7 @@
-//! The common part of every backend whose calls run on a GPU's stream: a watchdog, a log of calls that finds ranks whose calls
-//! differ, calls in flight and their times, workspace, and graphs.
+//! Groups whose calls run on a GPU's stream: a watchdog, a log of calls that finds ranks whose calls differ, calls in flight and
+//! their times, workspace, and graphs.
 //!
-//! A call is enqueued on a stream and `Ok` means just that: the result is available to later work in the stream. A [`Communicator`]
+//! A call is enqueued on a stream and `Ok` means just that: the result is available to later work in the stream. [`PeerMemory`]
 //! enqueues calls; [`StreamGroup`] does everything else. Data flow in one direction: the caller's thread reports to the watchdog's
 //! through a channel, and only learns from it that the group has failed.
 
@@ -34,8 +34,9 @@ use cudarc::driver::SyncOnDrop;
 use crate::backend::call::Call;
 use crate::backend::timings::Timings;
 use crate::device::buffer::{View, ViewMut};
-use crate::device::{Address, Device, DeviceError, Event, Stream, tracked};
+use crate::device::{Device, DeviceError, Event, Stream, tracked};
 use crate::error::{Error, Result};
+use crate::gpu::PeerMemory;
 use crate::link::security::Channel;
 use crate::paths::{Path, PathTable};
 use crate::types::dtype::DType;
@@ -65,56 +66,9 @@ const FAILURE_GRACE: Duration = Duration::from_millis(300);
 /// Time for which a rank that cannot connect a group waits for those it has reached to receive the reason.
 const HEARD: Duration = Duration::from_millis(20);
 
-/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of this crate. A trait, so that this module knows neither.
-pub(crate) trait Communicator: Send {
-    /// Returns the kind of the backend.
-    fn kind(&self) -> BackendKind;
-
-    /// Returns the paths of the group, and which of them a call takes and why.
-    fn paths(&self) -> PathTable;
-
-    /// Forces the next calls to take `path`, or ends that.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when the path is not one of [`paths`](Self::paths).
-    fn force(&mut self, path: Option<Path>) -> Result<()>;
-
-    /// As [`Backend::fuses_add_norm`].
-    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
-        let _ = (dtype, count, columns);
-        false
-    }
-
-    /// Returns the bytes of workspace that a call needs in addition to its buffers.
-    fn workspace_bytes(&self, call: &Call<'_>) -> usize;
-
-    /// Enqueues a call, and returns its path.
-    ///
-    /// # Safety
-    /// The buffers of the call are as [`View::on_device`](crate::View::on_device) demands; `workspace` has
-    /// [`workspace_bytes`](Self::workspace_bytes) bytes that nothing else uses until the stream is past the call. The group has
-    /// not failed, and the caller is [inside](Status::is_inside).
-    ///
-    /// # Errors
-    /// Those of the library, or of the driver for kernels of this crate. The group must be given up then.
-    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
-
-    /// Begins a group of calls, which may be combined.
-    ///
-    /// # Errors
-    /// As [`launch`](Self::launch).
-    fn group_start(&mut self) -> Result<()>;
-
-    /// Enqueues all calls since [`group_start`](Self::group_start). The library must accept them by the deadline.
-    ///
-    /// # Errors
-    /// As [`launch`](Self::launch).
-    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()>;
-}
-
 /// One rank's end of a group whose calls run on streams of a GPU.
 pub(crate) struct StreamGroup {
-    communicator: Box<dyn Communicator>,
+    communicator: PeerMemory,
     watchdog: Arc<Watchdog>,
     device: Device,
     /// The compute stream, and the stream of asynchronous calls.
@@ -137,7 +91,7 @@ pub(crate) struct StreamGroup {
 impl StreamGroup {
     /// Puts a communicator on the device's compute stream, and on a second stream for asynchronous calls.
     pub(crate) fn new(
-        communicator: Box<dyn Communicator>,
+        communicator: PeerMemory,
         watchdog: Watchdog,
         device: &Device,
         link_gbs: Option<f64>,
@@ -176,7 +130,7 @@ impl StreamGroup {
         device.bind()?;
         let Call { fingerprint, sequence, deadline, .. } = *call;
         let captured = stream.is_capturing()?;
-        let bytes = communicator.workspace_bytes(call);
+        let bytes = communicator.nccl.workspace_bytes(call);
         // This comes first: a call that is rejected here reserves nothing.
         let _until_enqueued =
             order(call.input.as_mut(), call.output.as_mut(), &self.streams[COMPUTE], stream)?;
@@ -223,12 +177,12 @@ impl StreamGroup {
         let _until_enqueued = ordered?;
         let mut workspaces = Vec::with_capacity(calls.len());
         for call in &*calls {
-            let bytes = communicator.workspace_bytes(call);
+            let bytes = communicator.nccl.workspace_bytes(call);
             workspaces.push(self.workspaces[COMPUTE].reserve(device, stream, bytes)?);
         }
         let at = Instant::now();
         let inside = watchdog.enter(|entry| CallerEvent::GroupStarted { entry, at })?;
-        communicator.group_start()?;
+        communicator.nccl.group_start()?;
         let mut paths = Vec::with_capacity(calls.len());
         let mut outcome = Ok(());
         for (call, workspace) in calls.iter().zip(workspaces) {
@@ -244,7 +198,7 @@ impl StreamGroup {
         }
         watchdog.report(CallerEvent::GroupEnded { deadline, is_captured: captured });
         // The group is ended in any case, whatever the result of its calls.
-        let ended = communicator.group_end(stream, deadline);
+        let ended = communicator.nccl.group_end(stream, deadline);
         outcome.and(ended).map_err(|error| refused(watchdog, error))?;
         match self.capture.as_mut().filter(|_| captured) {
             Some(capture) => {
@@ -501,7 +455,7 @@ fn refused(watchdog: &Watchdog, error: Error) -> Error {
 
 impl Backend for StreamGroup {
     fn kind(&self) -> BackendKind {
-        self.communicator.kind()
+        BackendKind::Nccl
     }
 
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
@@ -517,11 +471,11 @@ impl Backend for StreamGroup {
     }
 
     fn paths(&self) -> PathTable {
-        self.communicator.paths()
+        self.communicator.paths.clone()
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
-        self.communicator.force(path)
+        self.communicator.paths.force(path)
     }
 
     fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
@@ -549,12 +503,11 @@ impl Drop for StreamGroup {
     }
 }
 
-/// Starts to watch a group: its members, which these channels connect (none for this rank itself), and the library that moves its
-/// data.
+/// Starts to watch a group: its members, which these channels connect (none for this rank itself), and what moves its data.
 pub(crate) fn watch(
     status: &Arc<Status>,
     channels: Vec<Option<Channel>>,
-    monitored: Arc<dyn Monitored>,
+    monitored: Monitored,
     device: &Device,
 ) -> Result<Watchdog> {
     Watchdog::spawn(Arc::clone(status), ControlMesh::new(channels), monitored, device.stream().clone())

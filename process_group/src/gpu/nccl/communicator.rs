@@ -21,7 +21,7 @@ use crate::device::symbols::text;
 use crate::device::{Device, Handle, Nccl, NcclError};
 use crate::error::{Error, Result};
 use crate::membership::store::{self, Store, Watched, group_key};
-use crate::stream::{Monitored, Status};
+use crate::stream::Status;
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
 
@@ -405,10 +405,9 @@ impl NcclComm {
             Ok(()) => end(),
         }
     }
-}
 
-impl Monitored for NcclComm {
-    fn async_error(&self) -> Option<Error> {
+    /// Returns an error that NCCL reports.
+    pub(crate) fn async_error(&self) -> Option<Error> {
         // The lock is held during the query: the communicator is freed only under this lock.
         let launch = lock(&self.launch);
         let handle = (*launch)?;
@@ -421,15 +420,18 @@ impl Monitored for NcclComm {
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }
 
-    fn finalize(&self) {
+    /// Ends them in good order, after all calls. May block for as long as NCCL does.
+    pub(crate) fn finalize(&self) {
         self.bound(|| self.drain());
     }
 
-    fn is_drained(&self) -> bool {
+    /// Returns true if all calls have ended, as [`finalize`](Self::finalize) has found.
+    pub(crate) fn is_drained(&self) -> bool {
         self.is_drained.load(Ordering::Acquire)
     }
 
-    fn abort(&self) {
+    /// Ends them by force: kernels and callers that wait inside NCCL return. May block for as long as NCCL does.
+    pub(crate) fn abort(&self) {
         self.bound(|| self.abort_all());
     }
 }

@@ -11,10 +11,8 @@ use crate::device::nccl::sys::ncclComm_t;
 use crate::device::symbols::foreign;
 use crate::device::{Address, DeviceBuffer, Handle, Nccl, Stream};
 use crate::error::{Error, Result};
-use crate::paths::gpu::{ReductionPlan, nccl_reduction, nccl_table};
-use crate::paths::{Path, PathTable};
-use crate::stream::Communicator;
-use crate::types::backend_kind::BackendKind;
+use crate::paths::Path;
+use crate::paths::gpu::{ReductionPlan, nccl_reduction};
 use crate::types::dtype::DType;
 use crate::types::operation::{Operation, ReduceOp};
 
@@ -25,9 +23,8 @@ pub(crate) struct NcclLauncher {
     handle: Option<Handle>,
     /// The buffer that barriers reduce.
     token: DeviceBuffer,
-    paths: PathTable,
     /// True while a group of calls is open.
-    is_grouped: bool,
+    pub(in crate::gpu) is_grouped: bool,
     /// Kernels of calls of the open group, which follow NCCL's part.
     post: Vec<PostKernel>,
 }
@@ -55,8 +52,7 @@ impl NcclLauncher {
     /// Those of the GPU's memory.
     pub(super) fn new(comm: &Arc<NcclComm>, handle: Option<Handle>) -> Result<Self> {
         let token = DeviceBuffer::from_slice(&comm.device, &[0i32])?;
-        let paths = nccl_table(comm.status.members.all.len());
-        Ok(Self { comm: Arc::clone(comm), handle, token, paths, is_grouped: false, post: Vec::new() })
+        Ok(Self { comm: Arc::clone(comm), handle, token, is_grouped: false, post: Vec::new() })
     }
 
     /// Interprets NCCL's code. The caller is still inside NCCL, so that the communicator can be queried.
@@ -64,22 +60,9 @@ impl NcclLauncher {
         // With NCCL_COMM_BLOCKING=0 calls do not block, and must be polled.
         self.comm.poll(call, code, self.handle.unwrap_or_default(), deadline)
     }
-}
 
-impl Communicator for NcclLauncher {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Nccl
-    }
-
-    fn paths(&self) -> PathTable {
-        self.paths.clone()
-    }
-
-    fn force(&mut self, path: Option<Path>) -> Result<()> {
-        self.paths.force(path)
-    }
-
-    fn workspace_bytes(&self, call: &Call<'_>) -> usize {
+    /// Returns the bytes of workspace that a call needs in addition to its buffers.
+    pub(crate) fn workspace_bytes(&self, call: &Call<'_>) -> usize {
         let (dtype, count) = (call.fingerprint.dtype, call.fingerprint.count);
         let n = self.comm.status.members.all.len();
         let (op, chunks) = match call.fingerprint.operation {
@@ -94,7 +77,19 @@ impl Communicator for NcclLauncher {
         }
     }
 
-    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
+    /// Enqueues a call, and returns its path.
+    ///
+    /// # Safety
+    /// As [`PeerMemory::launch`](crate::gpu::PeerMemory::launch).
+    ///
+    /// # Errors
+    /// Those of NCCL. The group must be given up then.
+    pub(in crate::gpu) unsafe fn launch(
+        &mut self,
+        call: &Call<'_>,
+        stream: &Stream,
+        workspace: Address,
+    ) -> Result<Path> {
         if call.fingerprint.count == 0 && call.fingerprint.operation != Operation::Barrier {
             return Ok(Path::Nccl);
         }
@@ -114,7 +109,11 @@ impl Communicator for NcclLauncher {
         Ok(Path::Nccl)
     }
 
-    fn group_start(&mut self) -> Result<()> {
+    /// Begins a group of calls, which may be combined.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub(crate) fn group_start(&mut self) -> Result<()> {
         // SAFETY: ended by `group_end` on the same thread.
         let code = unsafe { foreign!(nccl, self.comm.nccl.ncclGroupStart()) };
         self.outcome("ncclGroupStart", code, Instant::now())?;
@@ -122,7 +121,11 @@ impl Communicator for NcclLauncher {
         Ok(())
     }
 
-    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
+    /// Enqueues all calls since [`group_start`](Self::group_start). NCCL must accept them by the deadline.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub(crate) fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
         self.is_grouped = false;
         // SAFETY: started by `group_start` on the same thread.
         let code = unsafe { foreign!(nccl, self.comm.nccl.ncclGroupEnd()) };

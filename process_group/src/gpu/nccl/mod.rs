@@ -10,15 +10,16 @@ mod reductions;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::peer_memory::{AbortWord, MonitoredWithPeers, PeerMemory, Sharing};
+use super::peer_memory::{AbortWord, PeerMemory, Sharing};
 use crate::device::{Device, Nccl};
 use crate::error::Result;
 use crate::link::security::Channel;
 use crate::membership::store::Watched;
-use crate::stream::{self, GroupMembers, Status, StreamGroup};
-use communicator::{CommInit, NcclComm};
+use crate::stream::{self, GroupMembers, Monitored, Status, StreamGroup};
+use communicator::CommInit;
+pub(crate) use communicator::NcclComm;
 pub(crate) use factory::Factory;
-use launch::NcclLauncher;
+pub(crate) use launch::NcclLauncher;
 
 /// Makes the communicators of a group, with all its members, which `channels` connect (none for this rank itself).
 ///
@@ -42,17 +43,17 @@ fn connect(
             return Err(error);
         }
     };
-    let monitored = MonitoredWithPeers { library: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
+    let monitored = Monitored { nccl: Arc::clone(&comm), abort: Arc::clone(&abort) };
     // Watches from now on: the death of a member during the start is noticed too.
-    let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
+    let watchdog = stream::watch(&status, channels, monitored, device)?;
     let launcher =
         comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle)).and_then(|nccl| {
             // A member that gives up tells the watchdogs, not the store.
             let store = Watched { store: sharing.store, check: || status.check() };
             let sharing = Sharing { store: &store, ..sharing };
-            PeerMemory::new(Box::new(nccl), device, &status.members, &sharing, &abort, deadline)
+            PeerMemory::new(nccl, device, &status.members, &sharing, &abort, deadline)
         });
     // The other ranks learn the reason while the watchdog can still tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
-    Ok((StreamGroup::new(Box::new(launcher), watchdog, device, link_gbs)?, comm))
+    Ok((StreamGroup::new(launcher, watchdog, device, link_gbs)?, comm))
 }

@@ -8,7 +8,7 @@ use crate::device::{Address, Device, DeviceError, PinnedBuffer};
 const BYTES: usize = size_of::<u32>();
 
 /// The word with which the host ends waiting kernels.
-pub(in crate::gpu) struct AbortWord {
+pub(crate) struct AbortWord {
     memory: PinnedBuffer,
     address: Address,
     is_enabled: AtomicBool,
@@ -28,7 +28,7 @@ impl AbortWord {
     }
 
     /// Ends waiting kernels soon, with wrong results.
-    pub(super) fn set(&self) {
+    pub(crate) fn set(&self) {
         self.word().store(1, Ordering::Release);
     }
 
@@ -38,7 +38,7 @@ impl AbortWord {
     }
 
     /// Returns true if the word is enabled and set.
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.is_enabled.load(Ordering::Acquire) && self.is_written()
     }
 

@@ -167,8 +167,8 @@ impl Kernels {
     /// Enqueues a call. Returns its path.
     ///
     /// # Safety
-    /// As [`Communicator::launch`](crate::stream::Communicator::launch). Every rank makes the same calls in the same
-    /// order, and this one on one stream at a time.
+    /// As [`PeerMemory::launch`](super::PeerMemory::launch). Every rank makes the same calls in the same order, and this one on one
+    /// stream at a time.
     pub(super) unsafe fn launch(
         &self,
         algorithm: PeerAlgorithm,

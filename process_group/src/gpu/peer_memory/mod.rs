@@ -1,8 +1,8 @@
 //! Collectives by kernels of this crate, in the memory of the GPUs of one node that NVLink connects.
 //!
-//! [`PeerMemory`] stands in front of a library's communicator: it executes the calls that the [path table](crate::paths::gpu)
-//! assigns to it, and passes on all others. `shared` makes the memory that the ranks share, `kernels` launches the code of
-//! `collectives.cu` and `add_norm.cu` in it, and `check` tests all of that before the first call.
+//! [`PeerMemory`] stands in front of NCCL: it executes the calls that the [path table](crate::paths::gpu) assigns to it, and passes on
+//! all others. `shared` makes the memory that the ranks share, `kernels` launches the code of `collectives.cu` and `add_norm.cu` in
+//! it, and `check` tests all of that before the first call.
 
 #![allow(unsafe_code, reason = "kernels read and write memory of other ranks; each block says why it holds")]
 
@@ -20,15 +20,15 @@ use std::time::Instant;
 
 use crate::backend::call::Call;
 use crate::device::{Address, Device, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::gpu::nccl::NcclLauncher;
 use crate::membership::store::Store;
 use crate::paths::gpu::{MOST_ROW, peer_table};
 use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
-use crate::stream::{Communicator, GroupMembers, Monitored};
-use crate::types::backend_kind::BackendKind;
+use crate::stream::GroupMembers;
 use crate::types::dtype::DType;
-pub(super) use abort_word::AbortWord;
+pub(crate) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
 use shape::{HOPPER, SHORT_ROW, VECTOR};
 use shared::{Report, SharedMemory, Sharers, obstacle};
@@ -36,14 +36,13 @@ use shared::{Report, SharedMemory, Sharers, obstacle};
 /// Maximum number of bytes of a row that one block handles.
 const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
 
-/// A communicator, and kernels of this crate in front of it if the ranks can share memory.
+/// Enqueues calls on streams of a GPU: NCCL, and kernels of this crate in front of it if the ranks can share memory.
 pub(crate) struct PeerMemory {
-    fallback: Box<dyn Communicator>,
+    pub(crate) nccl: NcclLauncher,
     kernels: Option<Kernels>,
-    paths: PathTable,
+    /// The paths of the group, and which of them a call takes and why.
+    pub(crate) paths: PathTable,
     has_clusters: bool,
-    /// True between [`group_start`](Communicator::group_start) and its end: all calls go to `fallback`, which executes them together.
-    is_grouping: bool,
 }
 
 /// The parameters with which a group shares memory.
@@ -59,12 +58,12 @@ pub(super) struct Sharing<'a> {
 
 impl PeerMemory {
     /// Tries to share memory, with the information that the ranks exchange in the store, unless some rank's user does not want it.
-    /// If that is impossible, `fallback` executes all calls, and the path table states the reason.
+    /// If that is impossible, NCCL executes all calls, and the path table states the reason.
     ///
     /// # Errors
     /// Those of the store.
-    pub(crate) fn new(
-        fallback: Box<dyn Communicator>,
+    pub(super) fn new(
+        nccl: NcclLauncher,
         device: &Device,
         members: &GroupMembers,
         Sharing { store, is_wanted, tuned }: &Sharing<'_>,
@@ -89,58 +88,46 @@ impl PeerMemory {
         }
         let has_clusters = device.info().capability >= HOPPER;
         let paths = peer_table(members.len(), why, tuned);
-        Ok(Self { fallback, kernels: made.ok(), paths, has_clusters, is_grouping: false })
+        Ok(Self { nccl, kernels: made.ok(), paths, has_clusters })
     }
 
     fn path(&self, call: &Call<'_>) -> Path {
         let fingerprint = call.fingerprint;
         self.paths.path(fingerprint.operation, fingerprint.dtype, fingerprint.count)
     }
-}
 
-impl Communicator for PeerMemory {
-    fn kind(&self) -> BackendKind {
-        self.fallback.kind()
-    }
-
-    fn paths(&self) -> PathTable {
-        self.paths.clone()
-    }
-
-    fn force(&mut self, path: Option<Path>) -> Result<()> {
-        self.paths.force(path)
-    }
-
-    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+    /// As [`Backend::fuses_add_norm`](crate::backend::Backend::fuses_add_norm).
+    pub(crate) fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
         // One block handles a row if there are no clusters.
         let most = if self.has_clusters { MOST_ROW } else { MOST_ROW_OF_A_BLOCK };
         let is_short = columns.saturating_mul(dtype.size()) <= most;
         self.kernels.is_some() && is_short && self.paths.fuses_add_norm(dtype, count, columns)
     }
 
-    fn workspace_bytes(&self, call: &Call<'_>) -> usize {
-        self.fallback.workspace_bytes(call)
-    }
-
-    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
+    /// Enqueues a call, and returns its path.
+    ///
+    /// # Safety
+    /// The buffers of the call are as [`View::on_device`](crate::View::on_device) demands; `workspace` has
+    /// [`workspace_bytes`](NcclLauncher::workspace_bytes) bytes that nothing else uses until the stream is past the call. The group
+    /// has not failed, and the caller is [inside](crate::stream::Status::is_inside).
+    ///
+    /// # Errors
+    /// Those of NCCL, or of the driver for kernels of this crate. The group must be given up then.
+    pub(crate) unsafe fn launch(
+        &mut self,
+        call: &Call<'_>,
+        stream: &Stream,
+        workspace: Address,
+    ) -> Result<Path> {
         match (self.path(call), &self.kernels) {
-            (Path::PeerMemory(algorithm), Some(kernels)) if !self.is_grouping => {
+            // NCCL executes the calls of a group together.
+            (Path::PeerMemory(algorithm), Some(kernels)) if !self.nccl.is_grouped => {
                 // SAFETY: by the caller's promise; a group's calls run on one stream at a time.
                 Ok(unsafe { kernels.launch(algorithm, call, stream) }?)
             }
             // SAFETY: by the caller's promise.
-            _ => unsafe { self.fallback.launch(call, stream, workspace) },
+            _ => unsafe { self.nccl.launch(call, stream, workspace) },
         }
-    }
-
-    fn group_start(&mut self) -> Result<()> {
-        self.is_grouping = true;
-        self.fallback.group_start()
-    }
-
-    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
-        self.is_grouping = false;
-        self.fallback.group_end(stream, deadline)
     }
 }
 
@@ -158,33 +145,4 @@ fn checked(
         abort.enable();
     }
     Ok(all.map(|_| kernels))
-}
-
-/// The objects that a watchdog monitors: the library's communicator, and waiting kernels.
-pub(super) struct MonitoredWithPeers {
-    pub(super) library: Arc<dyn Monitored>,
-    pub(super) abort: Arc<AbortWord>,
-}
-
-impl Monitored for MonitoredWithPeers {
-    fn async_error(&self) -> Option<Error> {
-        self.library.async_error().or_else(|| {
-            let gave_up = "a kernel has waited an hour for its peers, and nobody ended it";
-            self.abort.is_set().then(|| Error::Transport(gave_up.into()))
-        })
-    }
-
-    fn finalize(&self) {
-        self.library.finalize();
-    }
-
-    fn is_drained(&self) -> bool {
-        self.library.is_drained()
-    }
-
-    fn abort(&self) {
-        // This comes first: NCCL waits for earlier work in the stream.
-        self.abort.set();
-        self.library.abort();
-    }
 }

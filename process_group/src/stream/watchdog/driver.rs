@@ -41,7 +41,7 @@ pub(super) struct Driver {
     newest: Option<Pending>,
     status: Arc<Status>,
     mesh: ControlMesh,
-    monitored: Arc<dyn Monitored>,
+    monitored: Monitored,
     observer: Observer,
     core: Core,
     reports: Receiver<Report>,
@@ -54,7 +54,7 @@ impl Driver {
     pub(super) fn new(
         status: Arc<Status>,
         mesh: ControlMesh,
-        monitored: Arc<dyn Monitored>,
+        monitored: Monitored,
         observer: Observer,
         reports: Receiver<Report>,
     ) -> Self {

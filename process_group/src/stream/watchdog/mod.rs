@@ -40,7 +40,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// One rank's watchdog.
 pub(crate) struct Watchdog {
     status: Arc<Status>,
-    monitored: Arc<dyn Monitored>,
+    monitored: Monitored,
     reports: Sender<Report>,
     /// Marks for reuse.
     free: Mutex<Receiver<Arc<Event>>>,
@@ -52,15 +52,15 @@ impl Watchdog {
     pub(in crate::stream) fn spawn(
         status: Arc<Status>,
         mesh: ControlMesh,
-        monitored: Arc<dyn Monitored>,
+        monitored: Monitored,
         stream: Stream,
     ) -> Result<Self> {
         let (reports, inbox) = mpsc::channel();
         let (reuse, free) = mpsc::channel();
         let failed = |error| Error::system("cannot start a thread of the group's watchdog")(error);
         let observer =
-            Observer::spawn(&status.members.group, Arc::clone(&monitored), stream, reuse).map_err(failed)?;
-        let driver = Driver::new(Arc::clone(&status), mesh, Arc::clone(&monitored), observer, inbox);
+            Observer::spawn(&status.members.group, monitored.clone(), stream, reuse).map_err(failed)?;
+        let driver = Driver::new(Arc::clone(&status), mesh, monitored.clone(), observer, inbox);
         let thread = std::thread::Builder::new()
             .name(format!("ryz-watch-{}", status.members.group))
             .spawn(move || driver.run())
@@ -171,8 +171,8 @@ impl Watchdog {
         self.await_failure();
         self.announce_exit();
         let is_past = matches!(self.status.poll(Instant::now() + DRAIN, is_done), Ok(Ok(())));
-        let is_over = is_past && in_time(&self.status, &self.monitored, |m| m.finalize());
-        let is_cut_off = !self.monitored.is_drained();
+        let is_over = is_past && in_time(&self.status, &self.monitored, |m| m.nccl.finalize());
+        let is_cut_off = !self.monitored.nccl.is_drained();
         if is_cut_off {
             // Aborted work may look done to the other members: they must be told before.
             self.abort(&Error::Transport("it leaves the group in the middle of a call".into()));

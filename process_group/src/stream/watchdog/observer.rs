@@ -54,7 +54,7 @@ impl Observer {
     /// Starts the thread. `stream` is the group's first stream; marks for reuse go to `reuse`.
     pub(super) fn spawn(
         group: &str,
-        monitored: Arc<dyn Monitored>,
+        monitored: Monitored,
         stream: Stream,
         reuse: Sender<Arc<Event>>,
     ) -> std::io::Result<Self> {
@@ -108,7 +108,7 @@ impl Observer {
 }
 
 struct ObserverThread {
-    monitored: Arc<dyn Monitored>,
+    monitored: Monitored,
     stream: Stream,
     reuse: Sender<Arc<Event>>,
     /// The marks of each stream, oldest first.
