@@ -26,8 +26,8 @@ const HALF_SHARED: u32 = 112_640;
 /// The times of a round of half and of large tiles, in one unit: a large tile has twice the work, and reads fewer operands for it.
 const HALF_ROUND: usize = 21;
 const LARGE_ROUND: usize = 40;
-/// The maximum number of rows that always take small tiles.
-const FEW_ROWS: usize = 64;
+/// The maximum number of rows that always take small tiles. With more, cuBLASLt is faster.
+pub(super) const FEW_ROWS: usize = 64;
 /// The minimum number of elements in a leaf of a sum that is divided for speed.
 const SHORTEST_LEAF: usize = 512;
 
@@ -44,6 +44,8 @@ pub(super) struct Tiles {
     blocks: u32,
     /// True for gates and ups.
     is_gated: bool,
+    /// True if a block has a multiprocessor to itself, false if it is one of two.
+    is_alone: bool,
 }
 
 impl Tiles {
@@ -51,40 +53,55 @@ impl Tiles {
     /// a sum in each block as possible.
     fn choose([m, outputs, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
+        let parts = |tiles: &Self| tiles.parts(m, outputs);
+        // Small tiles cost more than leaving a third of the multiprocessors idle.
+        let is_enough = |tiles: &Self| 3 * parts(tiles) >= 2 * fill;
         let tokens = m.next_power_of_two().clamp(16, 128) as u32;
         if m > FEW_ROWS && leaves.is_power_of_two() {
             let leaves = leaves as u32;
-            let halves =
-                |blocks| Self { tokens, groups: 2, each: 1, leaves: leaves / blocks, blocks, is_gated };
-            // Small tiles cost more than leaving a third of the multiprocessors idle. Blocks that share tiles have one part each.
-            let is_enough = |tiles: &Self| {
-                let parts = tiles.parts(m, outputs);
-                3 * parts >= 2 * fill && (tiles.blocks == 1 || parts <= fill)
+            let halves = |blocks| Self {
+                tokens,
+                groups: 2,
+                each: 1,
+                leaves: leaves / blocks,
+                blocks,
+                is_gated,
+                is_alone: true,
             };
+            // Blocks that share tiles have one part each.
+            let is_possible = |tiles: &Self| tiles.blocks == 1 || parts(tiles) <= fill;
             let blocks = [1, 2, 4, 8].into_iter().filter(|blocks| *blocks <= leaves);
-            if let Some(halves) = blocks.map(halves).find(is_enough) {
+            if let Some(halves) = blocks.map(halves).find(|tiles| is_enough(tiles) && is_possible(tiles)) {
                 let large = Self { each: 2, ..halves };
-                let rounds = |tiles: Self| tiles.parts(m, outputs).div_ceil(fill);
+                let rounds = |tiles: Self| parts(&tiles).div_ceil(fill);
                 let is_shorter = HALF_ROUND * rounds(halves) < LARGE_ROUND * rounds(large);
                 return if leaves > 1 || is_shorter { halves } else { large };
             }
         }
-        let small = |each| Self { tokens, groups: 1, each, leaves: 1, blocks: leaves as u32, is_gated };
+        let small = |each| Self {
+            tokens,
+            groups: 1,
+            each,
+            leaves: 1,
+            blocks: leaves as u32,
+            is_gated,
+            is_alone: false,
+        };
         // Gates and ups get a tile each where that still fills the multiprocessors.
-        let small = if is_gated && small(2).parts(m, outputs) >= fill { small(2) } else { small(1) };
-        // Sums that wait are in registers. Two blocks share those of a multiprocessor.
+        let small = if is_gated && parts(&small(2)) >= fill { small(2) } else { small(1) };
+        // Sums that wait are in registers.
         let most = match tokens * small.each {
             ..=64 => 8,
             65..=128 => 2,
             _ => 1,
         };
         let each = |each: &u32| leaves.is_multiple_of(*each as usize) && *each <= most;
-        let tiles = [8, 4, 2, 1].into_iter().filter(each).map(|each| Self {
-            leaves: each,
-            blocks: leaves as u32 / each,
-            ..small
-        });
-        tiles.clone().find(|tiles| tiles.parts(m, outputs) >= fill).unwrap_or(small)
+        let with = |each| Self { leaves: each, blocks: leaves as u32 / each, ..small };
+        let mut tiles = [1, 2, 4, 8].into_iter().filter(each).map(with);
+        // All shared memory for the weights of one block hides more of the memory's latency than two blocks do.
+        let alone = tiles.clone().find(|tiles| is_enough(tiles) && parts(tiles) <= fill);
+        let tiles = alone.or_else(|| tiles.rfind(|tiles| parts(tiles) >= fill)).unwrap_or(small);
+        Self { is_alone: parts(&tiles) <= fill, ..tiles }
     }
 
     /// Returns the bytes of the sums of blocks that share tiles.
@@ -112,7 +129,7 @@ impl Tiles {
         self.outputs().min(64)
     }
 
-    /// Returns true if a block has a multiprocessor to itself, and takes one part after the other, or one part if it shares its tile.
+    /// Returns true if a block takes one part after the other, or one part if it shares its tile.
     fn is_persistent(self) -> bool {
         self.groups > 1
     }
@@ -130,7 +147,7 @@ impl Tiles {
 
     /// Returns the number of pairs of tiles in shared memory.
     fn stages(self) -> u32 {
-        let room = if self.is_persistent() { ALL_SHARED } else { HALF_SHARED };
+        let room = if self.is_alone { ALL_SHARED } else { HALF_SHARED };
         (room - self.behind_stages()) / self.stage_bytes()
     }
 
@@ -338,7 +355,7 @@ mod tests {
             prop_assert!(tiles.leaves.is_power_of_two() && tiles.stages() >= 2);
             // The barriers of the stages.
             let bytes = tiles.shared_bytes() + 16 * tiles.stages() + 16;
-            let most = if tiles.is_persistent() { MOST } else { MOST_OF_TWO };
+            let most = if tiles.is_alone { MOST } else { MOST_OF_TWO };
             prop_assert!(bytes <= most, "{bytes} of {most}");
             // Sums that take the place of the stages.
             let sums = tiles.tokens * (tiles.rows() + 4) * 4;

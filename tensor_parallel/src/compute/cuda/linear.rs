@@ -8,7 +8,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use super::Cuda;
-use super::gemm::{Product, Sizes, leaves_of_any_size};
+use super::gemm::{FEW_ROWS, Product, Sizes, leaves_of_any_size};
 use super::kernels::{Kernels, Source};
 use super::launch::{MOST_BLOCKS_Y, to_u32};
 use super::matmul::{Operands, Problem};
@@ -20,8 +20,6 @@ use crate::tensor::Tensor;
 /// Threads of a block of `simt.cu`, and outputs of each of its warps.
 const SIMT_THREADS: u32 = 128;
 pub(super) const COLUMNS: usize = 4;
-/// The maximum number of rows for which our kernel is faster than cuBLASLt.
-const FASTER_ROWS: usize = 32;
 
 impl Cuda {
     /// Computes `x · weightᵀ + bias`, in type `out`.
@@ -99,7 +97,7 @@ impl Cuda {
         let is_ours = match (self.numerics, kernel) {
             (Numerics::Invariant, _) => true,
             (Numerics::Fast, ProductKernel::Skinny) => x.rows() <= MOST_ROWS,
-            (Numerics::Fast, ProductKernel::Gemm) => x.rows() <= FASTER_ROWS,
+            (Numerics::Fast, ProductKernel::Gemm) => x.rows() <= FEW_ROWS,
             (Numerics::Fast, ProductKernel::Simt) => false,
         };
         is_ours.then(|| self.multiply_by(kernel, product, out)).transpose()
