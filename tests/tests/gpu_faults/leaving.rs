@@ -120,82 +120,6 @@ fn a_rank_that_leaves_before_a_call_that_connects_to_it_is_named() {
 
 #[test]
 #[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_before_the_last_of_many_messages_is_named() {
-    let name = "leaving::a_rank_that_leaves_before_the_last_of_many_messages_is_named";
-    without_its_part(
-        name,
-        true,
-        "without sending message 20 to this rank",
-        |group| {
-            let x = group.upload(&[1.0f32; 1000]).unwrap();
-            (0..19).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
-            group.synchronize().unwrap();
-        },
-        |group| {
-            let mut x = group.upload(&[1.0f32; 1000])?;
-            (0..20).try_for_each(|_| group.recv(&mut x, Rank(1)))?;
-            group.synchronize()
-        },
-    );
-}
-
-#[test]
-#[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_without_a_message_to_it_is_named() {
-    let name = "leaving::a_rank_that_leaves_without_a_message_to_it_is_named";
-    without_its_part(
-        name,
-        true,
-        "without receiving message 1 from this rank",
-        |_| {},
-        |group| {
-            // More than NCCL keeps for a receiver that has not come.
-            let x = group.upload(&vec![1.0f32; 64 << 20])?;
-            group.send(&x, Rank(1))?;
-            group.synchronize()
-        },
-    );
-}
-
-/// Rank 1 sends so many short messages, and rank 0 receives a long one.
-fn of_another_length(name: &str, messages: usize, says: &str) {
-    without_its_part(
-        name,
-        true,
-        says,
-        |group| {
-            let x = group.upload(&[1.0f32; 1000]).unwrap();
-            (0..messages).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
-            group.synchronize().unwrap();
-        },
-        |group| {
-            let mut x = group.upload(&vec![1.0f32; 64 << 20])?;
-            group.recv(&mut x, Rank(1))?;
-            group.synchronize()
-        },
-    );
-}
-
-#[test]
-#[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_behind_a_message_of_another_length_is_named() {
-    let name = "leaving::a_rank_that_leaves_behind_a_message_of_another_length_is_named";
-    of_another_length(name, 1, "after it has sent this rank 1 message of 4000 bytes");
-}
-
-#[test]
-#[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_behind_more_messages_of_another_length_is_named() {
-    let name = "leaving::a_rank_that_leaves_behind_more_messages_of_another_length_is_named";
-    of_another_length(
-        name,
-        2,
-        "after it has sent this rank 2 messages of 8000 bytes; this rank receives 1 message of 268435456 bytes",
-    );
-}
-
-#[test]
-#[ignore = "needs 2 GPUs"]
 fn a_rank_that_leaves_before_the_last_of_many_graphs_with_messages_is_named() {
     let name = "leaving::a_rank_that_leaves_before_the_last_of_many_graphs_with_messages_is_named";
     let exchange = |group: &mut ProcessGroup, times: usize| -> Result<(), Error> {
@@ -254,39 +178,6 @@ fn a_short_message_that_is_never_received_is_not_missed() {
     Ranks::start(NAME, 2).expect_all(SOON);
 }
 
-#[test]
-#[ignore = "needs 2 GPUs"]
-fn a_message_of_a_rank_that_has_left_is_not_missed() {
-    const NAME: &str = "leaving::a_message_of_a_rank_that_has_left_is_not_missed";
-    if let Some(me) = role() {
-        let mut rank = initialize(&nccl()).unwrap();
-        let group = rank.manager().world();
-        let mut x = group.upload(&[me as f32; 1000]).unwrap();
-        if me == 0 {
-            // That nobody receives it is no reason to miss the other.
-            group.send(&x, Rank(1)).unwrap();
-        }
-        group.barrier().unwrap();
-        if me == 1 {
-            group.send(&x, Rank(0)).unwrap();
-            group.synchronize().unwrap();
-        } else {
-            long_work(group)();
-            let started = Instant::now();
-            group.recv(&mut x, Rank(1)).unwrap();
-            group.synchronize().unwrap();
-            println!("done after {:?}", started.elapsed());
-            assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
-            assert_eq!(group.download(&x).unwrap(), [1.0; 1000]);
-        }
-        // Not `finalize`, which would wait for the others.
-        drop(rank);
-        return;
-    }
-    need(2);
-    Ranks::start(NAME, 2).expect_all(SOON);
-}
-
 /// Time after which everybody has heard that a rank has left.
 const LONG_GONE: Duration = Duration::from_secs(2);
 
@@ -330,37 +221,4 @@ fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
     }
     need(2);
     Ranks::start(NAME, 2).expect_all(SOON);
-}
-
-#[test]
-#[ignore = "needs 3 GPUs"]
-fn a_rank_that_has_left_is_not_missed_by_messages_between_others() {
-    const NAME: &str = "leaving::a_rank_that_has_left_is_not_missed_by_messages_between_others";
-    if let Some(me) = role() {
-        let mut rank = initialize(&nccl()).unwrap();
-        let group = rank.manager().world();
-        let (mine, mut theirs) =
-            (group.upload(&[me as f32; 1000]).unwrap(), group.upload(&[9f32; 1000]).unwrap());
-        if me != 2 {
-            // Nobody receives it: there is something to be missed, by whoever waited for rank 2.
-            group.send(&mine, Rank(2)).unwrap();
-        }
-        group.barrier().unwrap();
-        if me != 2 {
-            long_work(group)();
-            let other = Rank(1 - me as u32);
-            let started = Instant::now();
-            // Two messages in one: no single rank is waited for by call.
-            group.send_recv(&mine, other, &mut theirs, other).unwrap();
-            group.synchronize().unwrap();
-            println!("done after {:?}", started.elapsed());
-            assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
-            assert_eq!(group.download(&theirs).unwrap(), [other.0 as f32; 1000]);
-        }
-        // Not `finalize`, which would wait for the others.
-        drop(rank);
-        return;
-    }
-    need(3);
-    Ranks::start(NAME, 3).expect_all(SOON);
 }

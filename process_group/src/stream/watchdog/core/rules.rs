@@ -311,6 +311,24 @@ fn a_member_that_has_left_is_not_missed_by_messages_between_others() {
 }
 
 #[test]
+fn a_message_of_a_member_that_has_left_is_not_missed() {
+    let mut net = Network::new(3);
+    // No rank receives the first: that is no reason to miss a message in the other direction.
+    net.call(0, send(1, 8));
+    net.call(1, send(0, 8));
+    net.run_for(ms(50));
+    net.leave(1);
+    net.run_for(ms(50));
+    // Only member 2 is waited for.
+    net.group(0, &[recv(1, 8), recv(2, 8)]);
+    net.run_for(2 * SECOND);
+    nobody_fails(&net);
+    net.call(2, send(0, 8));
+    net.run_for(SECOND);
+    nobody_fails(&net);
+}
+
+#[test]
 fn a_member_that_has_made_more_calls_is_named_by_the_others() {
     let mut net = Network::new(2);
     net.all_call(all_reduce(8));
