@@ -178,6 +178,39 @@ fn a_short_message_that_is_never_received_is_not_missed() {
     Ranks::start(NAME, 2).expect_all(SOON);
 }
 
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_message_of_a_rank_that_has_left_is_not_missed() {
+    const NAME: &str = "leaving::a_message_of_a_rank_that_has_left_is_not_missed";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        let mut x = group.upload(&[me as f32; 1000]).unwrap();
+        if me == 0 {
+            // That nobody receives it is no reason to miss the other.
+            group.send(&x, Rank(1)).unwrap();
+        }
+        group.barrier().unwrap();
+        if me == 1 {
+            group.send(&x, Rank(0)).unwrap();
+            group.synchronize().unwrap();
+        } else {
+            long_work(group)();
+            let started = Instant::now();
+            group.recv(&mut x, Rank(1)).unwrap();
+            group.synchronize().unwrap();
+            println!("done after {:?}", started.elapsed());
+            assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
+            assert_eq!(group.download(&x).unwrap(), [1.0; 1000]);
+        }
+        // Not `finalize`, which would wait for the others.
+        drop(rank);
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(SOON);
+}
+
 /// Time after which everybody has heard that a rank has left.
 const LONG_GONE: Duration = Duration::from_secs(2);
 
