@@ -61,7 +61,7 @@ mod tensor;
 mod testing;
 mod threads;
 
-pub use attention::{CacheSize, KvCache};
+pub use attention::CacheSize;
 pub use checkpoint::Checkpoint;
 pub use communicator::Communicator;
 pub use compute::{Compute, Cuda, Host};

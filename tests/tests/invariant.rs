@@ -64,9 +64,9 @@ fn tokens(count: usize, start: usize) -> Vec<u32> {
 
 /// The logits after each token, with the tokens in chunks.
 fn forced(model: &Arc<Llama>, tokens: &[u32], chunk: usize, group: &mut dyn ModelGroups) -> Vec<u32> {
-    let mut cache = model.cache(tokens.len()).unwrap();
-    let forward = |part| bits(&model.forward(part, &mut cache, group).unwrap().values().unwrap());
-    tokens.chunks(chunk).flat_map(forward).collect()
+    let mut decoder = model.decoder(CacheSize::full(1, tokens.len()), Passes::Eager).unwrap();
+    let logits = |part| bits(&decoder.logits(0, part, group).unwrap().values().unwrap());
+    tokens.chunks(chunk).flat_map(logits).collect()
 }
 
 /// The logits of greedy decoding of several prompts together, by prompt.

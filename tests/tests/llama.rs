@@ -76,19 +76,17 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
             let message = result.unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         };
-        refused(model.cache(257).map(|_| ()), "more than the 256 of `max_position_embeddings`");
-        let mut cache = model.cache(4).unwrap();
-        refused(model.forward(&[], &mut cache, group).map(|_| ()), "there are no tokens");
-        refused(
-            model.forward(&[1, 100], &mut cache, group).map(|_| ()),
-            "token 100 is not in the vocabulary of 100",
-        );
-        refused(model.forward(&[1; 5], &mut cache, group).map(|_| ()), "holds 0 of 4");
-        model.forward(&[1; 3], &mut cache, group).unwrap();
-        refused(model.forward(&[1; 2], &mut cache, group).map(|_| ()), "holds 3 of 4");
+        let decoder = |capacity| model.decoder(CacheSize::full(1, capacity), Passes::Eager);
+        refused(decoder(257).map(|_| ()), "more than the 256 of `max_position_embeddings`");
+        let mut alone = decoder(4).unwrap();
+        refused(alone.logits(0, &[], group).map(|_| ()), "there are no tokens");
+        refused(alone.logits(0, &[1, 100], group).map(|_| ()), "token 100 is not in the vocabulary of 100");
+        refused(alone.logits(0, &[1; 5], group).map(|_| ()), "holds 0 of 4");
+        alone.logits(0, &[1; 3], group).unwrap();
+        refused(alone.logits(0, &[1; 2], group).map(|_| ()), "holds 3 of 4");
         let options = GenerateOptions { max_new_tokens: 255, ..GenerateOptions::default() };
         refused(model.generate(&[1; 3], &options, group).map(|_| ()), "257 positions are more than");
-        model.forward(&[1], &mut cache, group).unwrap();
+        alone.logits(0, &[1], group).unwrap();
         let mut decoder = model.decoder(CacheSize::full(2, 3), Passes::Graph).unwrap();
         decoder.prefill(0, &[1; 3], group).unwrap();
         refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2: the KV cache is for 2");

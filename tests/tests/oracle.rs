@@ -8,7 +8,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::compute::instruction_set;
 use ryzanstein_tensor_parallel::{
-    Error, GenerateOptions, Llama, LlamaConfig, Passes, Tokenizer, legal_world_sizes,
+    CacheSize, Error, GenerateOptions, Llama, LlamaConfig, Passes, Tokenizer, legal_world_sizes,
 };
 use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, fixtures, folder, rope_fixtures, world_sizes};
@@ -19,20 +19,20 @@ use safetensors::{SafeTensors, serialize};
 /// Logits of all positions at once, and the same from the prompt followed by one token at a time.
 fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
     let mut all = on_loopback(world_size, |group| {
-        let model = Llama::load(&folder(name), dtype, group).unwrap();
+        let model = Arc::new(Llama::load(&folder(name), dtype, group).unwrap());
         let input = expected.input();
-        let mut cache = model.cache(input.len()).unwrap();
-        let at_once = model.forward(&input, &mut cache, group).unwrap();
+        let mut decoder = model.decoder(CacheSize::full(1, input.len()), Passes::Eager).unwrap();
+        let at_once = decoder.logits(0, &input, group).unwrap();
         assert_eq!(at_once.shape(), [input.len(), expected.vocabulary]);
+        let at_once = at_once.values().unwrap().into_owned();
 
-        let mut cache = model.cache(input.len()).unwrap();
+        decoder.clear(0);
         let (prompt, rest) = input.split_at(expected.prompt.len());
-        let mut stepwise = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
+        let mut stepwise = decoder.logits(0, prompt, group).unwrap().values().unwrap().into_owned();
         for token in rest {
-            stepwise
-                .extend_from_slice(&model.forward(&[*token], &mut cache, group).unwrap().values().unwrap());
+            stepwise.extend_from_slice(&decoder.decode(&[(0, *token)], group).unwrap().values().unwrap());
         }
-        [at_once.values().unwrap().into_owned(), stepwise]
+        [at_once, stepwise]
     });
     let first = all.remove(0);
     assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
@@ -194,9 +194,9 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all() {
         let reports = on_loopback(world_size, |group| {
             let directory = (group.rank() == root).then(|| folder(name));
             let model = Llama::load_from_root(directory.as_deref(), Some(DType::F32), root, group).unwrap();
-            let input = expected.input();
-            let mut cache = model.cache(input.len()).unwrap();
-            let got = model.forward(&input, &mut cache, group).unwrap();
+            let (model, input) = (Arc::new(model), expected.input());
+            let mut decoder = model.decoder(CacheSize::full(1, input.len()), Passes::Eager).unwrap();
+            let got = decoder.logits(0, &input, group).unwrap();
             assert!(distance(&got.values().unwrap(), &expected.logits) <= 1e-5 * 4.0, "{name}");
             model.report().bytes_read
         });
@@ -228,8 +228,9 @@ fn a_tied_model_uses_a_head_of_its_own_where_the_checkpoint_has_another() {
             } else {
                 Llama::load(folder, None, group).unwrap()
             };
-            let mut cache = model.cache(8).unwrap();
-            let logits = model.forward(&[5, 7, 11], &mut cache, group).unwrap();
+            let model = Arc::new(model);
+            let mut decoder = model.decoder(CacheSize::full(1, 8), Passes::Eager).unwrap();
+            let logits = decoder.logits(0, &[5, 7, 11], group).unwrap();
             (logits.values().unwrap().into_owned(), model.report().bytes_read)
         });
         all.swap_remove(1)
@@ -275,11 +276,11 @@ fn a_rank_reads_its_share_and_what_every_rank_holds() {
 fn a_forward_pass_takes_two_all_reduces_a_layer_one_for_the_embedding_and_one_all_gather() {
     for world_size in [1, 2, 4] {
         on_loopback(world_size, |group| {
-            let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
-            let mut cache = model.cache(8).unwrap();
+            let model = Arc::new(Llama::load(&folder("llama-gqa"), None, group).unwrap());
+            let mut decoder = model.decoder(CacheSize::full(1, 8), Passes::Graph).unwrap();
             for tokens in [&[1, 2, 3][..], &[4]] {
                 group.profile().clear();
-                model.forward(tokens, &mut cache, group).unwrap();
+                decoder.prefill(0, tokens, group).unwrap();
                 let profile = group.profile();
                 assert_eq!(profile.calls("all_reduce"), 2 * model.config().layers as u64 + 1);
                 assert_eq!(profile.calls("all_gather"), 1);

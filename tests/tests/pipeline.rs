@@ -38,10 +38,11 @@ fn on_stages<T: Send>(
 fn compute(model: Llama, manager: &mut ProcessGroupManager) -> (Vec<f32>, Vec<u32>) {
     let model = Arc::new(model);
     let mut all = Vec::new();
-    let mut cache = model.cache(8).unwrap();
-    all.extend_from_slice(&model.forward(&[3, 1, 4, 1, 5], &mut cache, manager).unwrap().values().unwrap());
-    all.extend_from_slice(&model.forward_last(&[9, 2], &mut cache, manager).unwrap().values().unwrap());
     let mut decoder = model.decoder(CacheSize::full(3, 200), Passes::Graph).unwrap();
+    for tokens in [&[3, 1, 4, 1, 5][..], &[9]] {
+        all.extend_from_slice(&decoder.logits(0, tokens, manager).unwrap().values().unwrap());
+    }
+    decoder.clear(0);
     let width = model.config().vocabulary;
     let mut rows = |values: &[f32]| {
         all.extend_from_slice(values);
@@ -142,12 +143,12 @@ fn more_stages_than_layers_are_refused_on_every_rank_before_weights_are_looked_f
 fn a_call_with_other_groups_than_those_of_loading_is_refused() {
     let folder = model(false);
     on_stages(BackendChoice::Tcp, (1, 2), |mut manager| {
-        let model = Llama::load(folder.path(), None, &mut manager).unwrap();
-        let mut cache = model.cache(4).unwrap();
-        let error = model.forward(&[1, 2], &mut cache, manager.tensor_parallel()).unwrap_err().to_string();
+        let model = Arc::new(Llama::load(folder.path(), None, &mut manager).unwrap());
+        let mut decoder = model.decoder(CacheSize::full(1, 4), Passes::Graph).unwrap();
+        let error = decoder.prefill(0, &[1, 2], manager.tensor_parallel()).unwrap_err().to_string();
         assert!(error.contains("of 2 and is called as stage 0 of 1"), "{error}");
         // Nothing was sent, so the groups are as good as before.
-        model.forward(&[1, 2], &mut cache, &mut manager).unwrap();
+        decoder.prefill(0, &[1, 2], &mut manager).unwrap();
     });
 }
 
@@ -175,12 +176,12 @@ fn a_stage_that_is_lost_is_named_by_the_others() {
     let folder = model(false);
     for (layout, lost) in [((1, 3), 1), ((2, 2), 3)] {
         let errors = on_stages(BackendChoice::Tcp, layout, |mut manager| {
-            let model = Llama::load(folder.path(), None, &mut manager).unwrap();
+            let model = Arc::new(Llama::load(folder.path(), None, &mut manager).unwrap());
             if manager.rank() == Rank(lost) {
                 return None;
             }
-            let mut cache = model.cache(4).unwrap();
-            Some(model.forward(&[1, 2], &mut cache, &mut manager).unwrap_err().to_string())
+            let mut decoder = model.decoder(CacheSize::full(1, 4), Passes::Graph).unwrap();
+            Some(decoder.prefill(0, &[1, 2], &mut manager).unwrap_err().to_string())
         });
         for (rank, error) in errors.iter().enumerate() {
             let Some(error) = error else { continue };

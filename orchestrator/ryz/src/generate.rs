@@ -5,13 +5,15 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, ModelConfig, ModelDType};
 use ryzanstein_process_group::{DType, Layout, ProfileRow, Rank};
 use ryzanstein_tensor_parallel::{
-    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes, Penalties,
-    RemoteError, Sampling, StopReason, Tensor, TextStream, Tokenizer, check_stages, check_world_size,
+    CacheSize, ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes,
+    Penalties, RemoteError, Sampling, StopReason, Tensor, TextStream, Tokenizer, check_stages,
+    check_world_size,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -381,13 +383,13 @@ pub fn run(
         let mut all = prompt.clone();
         all.extend(&generated.tokens);
         all.truncate(prompt.len() + generated.tokens.len().saturating_sub(1));
-        let mut cache = model.cache(all.len())?;
-        let logits = model.forward(&all, &mut cache, manager)?;
+        let mut decoder = Arc::new(model).decoder(CacheSize::full(1, all.len()), Passes::Eager)?;
+        let logits = decoder.logits(0, &all, manager)?;
         digest = (is_first && request.logits_digest)
             .then(|| logits.values().map(|values| logits_digest(&values)))
             .transpose()?;
         if let Some(file) = request.logits_out.as_deref().filter(|_| is_first) {
-            write_logits(file, &logits)?;
+            write_logits(file, logits)?;
         }
     }
     Ok(Response {

@@ -34,7 +34,7 @@ impl CacheSize {
 /// The KV cache of several sequences: keys and values of this rank's heads in all layers. A sequence of n positions holds
 /// n / [`PAGE_SIZE`] pages, rounded up. Sequences share pages only after a [`fork`](Self::fork).
 #[derive(Debug)]
-pub struct KvCache {
+pub(crate) struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
     /// Number of cached positions, by sequence.
     lengths: Vec<usize>,
@@ -48,7 +48,7 @@ impl KvCache {
     /// # Errors
     /// Returns an error if memory runs out, or the cache has more pages, entries of page tables, or positions of a sequence than it can
     /// count.
-    pub fn new(
+    pub(crate) fn new(
         compute: &dyn Compute,
         layers: usize,
         size: CacheSize,
@@ -72,18 +72,17 @@ impl KvCache {
     }
 
     /// Returns the number of cached positions of a sequence, or 0 if there is no such sequence.
-    pub fn len(&self, sequence: usize) -> usize {
+    pub(crate) fn len(&self, sequence: usize) -> usize {
         self.lengths.get(sequence).copied().unwrap_or(0)
     }
 
     /// Returns true if no sequence has cached positions.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lengths.iter().all(|length| *length == 0)
     }
 
-    /// Returns the number of pages that no sequence holds. A sequence takes them as it grows, and one when it writes to a page that it
-    /// shares.
-    pub fn free_pages(&self) -> usize {
+    /// Returns the number of pages that no sequence holds.
+    pub(crate) fn free_pages(&self) -> usize {
         self.tables.free()
     }
 
@@ -93,20 +92,19 @@ impl KvCache {
     }
 
     /// Removes all but the first `length` positions of a sequence.
-    pub fn truncate(&mut self, sequence: usize, length: usize) {
+    pub(crate) fn truncate(&mut self, sequence: usize, length: usize) {
         if let Some(held) = self.lengths.get_mut(sequence) {
             *held = length.min(*held);
             self.tables.truncate(sequence, *held);
         }
     }
 
-    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`. They share the pages. When one of them
-    /// writes to a shared page, it first gets a copy of its own, which takes a free page. After a fork at a multiple of [`PAGE_SIZE`], no
-    /// sequence that only grows needs a copy.
+    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`. They share the pages until one of them
+    /// writes to them.
     ///
     /// # Errors
     /// Returns an error if there is no such sequence, or `from` holds fewer positions.
-    pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+    pub(crate) fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         let held = self.length(from)?;
         self.length(to)?;
         if length > held {
@@ -134,11 +132,11 @@ impl KvCache {
     /// # Errors
     /// Returns an error if there is no such sequence, it is full, or no pages are left; otherwise the errors of `pass`. The sequences
     /// are then as before. Returns an error if a GPU fails.
-    pub(crate) fn append(
+    pub(crate) fn append<T>(
         &mut self,
         more: &[(usize, usize)],
-        pass: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<()> {
+        pass: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
         let capacity = self.capacity;
         let of = |(sequence, more)| {
             let length = self.length(sequence)?;
@@ -213,7 +211,7 @@ mod tests {
         cache.append(&[(0, 200)], |_| Ok(())).unwrap();
         cache.fork(0, 1, 200).unwrap();
         let free = cache.free_pages();
-        let fails = |_: &mut KvCache| Err(Error::input("no"));
+        let fails = |_: &mut KvCache| Err::<(), _>(Error::input("no"));
         assert!(cache.append(&[(1, 300), (2, 128)], fails).is_err());
         assert_eq!([0, 1, 2].map(|sequence| cache.len(sequence)), [200, 200, 0]);
         // The copy of the page that it shared stays.

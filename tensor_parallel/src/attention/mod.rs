@@ -3,7 +3,8 @@
 mod cache;
 mod pages;
 
-pub use self::cache::{CacheSize, KvCache};
+pub use self::cache::CacheSize;
+pub(crate) use self::cache::KvCache;
 use crate::communicator::Communicator;
 use crate::compute::{AttentionCall, Batch, Compute, HeadNorms, LayerCache};
 use crate::error::Result;

@@ -32,7 +32,8 @@ use crate::tensor::Tensor;
 /// With P pipeline stages, the sequences of a pass are divided into P micro-batches, or one for each sequence if there are fewer,
 /// so that the stages compute at the same time.
 ///
-/// Every rank makes the same calls, also of [`fork`](Self::fork), [`truncate`](Self::truncate) and [`clear`](Self::clear).
+/// Every rank makes the same calls, also of [`fork`](Self::fork), [`truncate`](Self::truncate) and [`clear`](Self::clear), and gets the
+/// same bits.
 ///
 /// It owns its shard of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
@@ -192,7 +193,7 @@ impl Llama {
     /// Creates a decoder with a KV cache of this size.
     ///
     /// # Errors
-    /// Returns the errors of [`cache`](Self::cache).
+    /// Returns an error if the model does not support sequences of that length, or memory runs out.
     pub fn decoder(self: &Arc<Self>, size: CacheSize, passes: Passes) -> Result<Decoder> {
         Decoder::new(Arc::clone(self), size, passes)
     }
@@ -201,7 +202,7 @@ impl Llama {
 impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Creates a decoder. `M` must always dereference to the same model, as an `Arc` or a reference does.
     pub(crate) fn new(model: M, size: CacheSize, passes: Passes) -> Result<Self> {
-        let cache = model.caches(size)?;
+        let cache = model.cache(size)?;
         Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, newest: None })
     }
 
@@ -222,8 +223,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// `[pairs, vocabulary]` in `f32` after them, in the order of the pairs. Every rank passes the same pairs.
     ///
     /// # Errors
-    /// Returns an error if there are no pairs, or if a sequence does not exist or occurs twice; otherwise the errors of
-    /// [`Llama::forward`].
+    /// Returns the errors of [`step`](Self::step).
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
             tokens.iter().map(|(at, token)| (*at, Tokens::Given(slice::from_ref(token)))).collect();
@@ -237,13 +237,27 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never captured.
     ///
     /// # Errors
-    /// Returns an error if there are no pairs, if one has no tokens, or if a sequence does not exist or occurs twice; a
-    /// [`RequestError::CacheFull`] or [`RequestError::NoFreePages`] if there is no room for the tokens; otherwise the errors of
-    /// [`Llama::forward`]. The sequences are then as before.
+    /// Returns an error if there are no pairs, if one has no tokens, if a sequence does not exist or occurs twice, if a token is not in
+    /// the vocabulary, or if a group fails; a [`RequestError::CacheFull`] or [`RequestError::NoFreePages`] if there is no room for the
+    /// tokens. The sequences are then as before.
     pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let pairs: Vec<_> =
             pairs.iter().map(|(sequence, tokens)| (*sequence, Tokens::Given(tokens))).collect();
         Ok(&self.run(&pairs, Output::Logits, groups)?.0.rows)
+    }
+
+    /// Appends tokens to a sequence, as [`prefill`](Self::prefill) does. Returns the logits `[tokens, vocabulary]` in `f32` after each of
+    /// them. The pass is never captured.
+    ///
+    /// # Errors
+    /// Returns the errors of [`step`](Self::step).
+    pub fn logits(
+        &mut self,
+        sequence: usize,
+        tokens: &[u32],
+        groups: &mut dyn ModelGroups,
+    ) -> Result<&Tensor> {
+        Ok(&self.run(&[(sequence, Tokens::Given(tokens))], Output::AllLogits, groups)?.0.rows)
     }
 
     /// Starts a greedy [`step`](Self::step): it chooses the most likely next token of each sequence, the lowest of a tie, and returns no
@@ -319,22 +333,20 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         };
         let more = self.validate(pairs)?;
         let Self { passes, cache, model, kind, newest } = self;
-        let (model, mut done) = (&**model, None);
-        cache.append(&more, |cache| {
+        let model = &**model;
+        let (rows, coming) = cache.append(&more, |cache| {
             // Otherwise its memory is free for this pass.
             if !has_chosen(pairs) {
                 *newest = None;
             }
             let chosen = newest.as_ref().map(|newest| &*newest.rows);
-            let rows = if is_single && model.stage().count == 1 {
+            let rows = if is_single && output != Output::AllLogits && model.stage().count == 1 {
                 Self::single_pass((pairs, chosen), output, (passes, kind), (model, cache), groups)?
             } else {
                 Arc::new(Self::pass((pairs, chosen), output, (model, cache), groups)?)
             };
-            done = Some(finished(rows, output, model, groups)?);
-            Ok(())
+            finished(rows, output, model, groups)
         })?;
-        let (rows, coming) = done.ok_or_else(|| Error::input("the pass returned nothing"))?;
         let sequences = pairs.iter().map(|(sequence, _)| *sequence).collect();
         Ok((newest.insert(Newest { sequences, output, rows }), coming))
     }
@@ -416,7 +428,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             if let Some(newest) = newest {
                 model.compute.choose_tokens(&mut batch, newest)?;
             }
-            Ok(MicroBatch { batch, rows: last })
+            let rows = if output == Output::AllLogits { (0..tokens.len()).collect() } else { last };
+            Ok(MicroBatch { batch, rows })
         };
         let count = model.stage().count.min(pairs.len());
         let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
@@ -464,8 +477,10 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.cache.truncate(sequence, length);
     }
 
-    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`, as [`KvCache::fork`] does: for prompts
-    /// with a common prefix, and for several answers to one prompt. No token is then [chosen](NextTokens::Chosen) for `to`.
+    /// Replaces the content of sequence `to` by the first `length` positions of sequence `from`: for prompts with a common prefix, and
+    /// for several answers to one prompt. They share the pages. When one of them writes to a shared page, it first gets a copy of its
+    /// own, which takes a free page. After a fork at a multiple of [`PAGE_SIZE`](crate::compute::PAGE_SIZE), no sequence that only grows
+    /// needs a copy. No token is then [chosen](NextTokens::Chosen) for `to`.
     ///
     /// # Errors
     /// Returns an error if there is no such sequence, or `from` holds fewer positions.
@@ -485,7 +500,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.cache.is_empty()
     }
 
-    /// Returns the number of [free pages](KvCache::free_pages) of the cache.
+    /// Returns the number of pages that no sequence holds. A sequence takes them as it grows, and one when it writes to a page that it
+    /// shares.
     pub fn free_pages(&self) -> usize {
         self.cache.free_pages()
     }

@@ -3,7 +3,7 @@
 use ryzanstein_process_group::{Buffer, DType, ProcessGroup, Rank};
 
 use super::config::LlamaConfig;
-use super::groups::{ModelGroups, stage_of, synchronize};
+use super::groups::{ModelGroups, stage_of};
 use super::plan::{check_stages, check_world_size, leaves};
 use super::report::LoadReport;
 use super::stage::Stage;
@@ -24,7 +24,7 @@ use crate::tensor::Tensor;
 /// the logits. The last of the all-reduces sends only rows whose logits are requested. Stages of a pipeline send hidden states to
 /// the next stage, and the last stage broadcasts the logits.
 ///
-/// Threads may share it, each with its own group and its own cache or decoder. On a GPU their calls share one stream, in which a
+/// Threads may share it, each with its own group and its own decoder. On a GPU their calls share one stream, in which a
 /// collective waits for the other ranks: the threads of all ranks must make their calls in the same order, or the groups
 /// deadlock.
 #[derive(Debug)]
@@ -50,12 +50,14 @@ struct Head {
     output: ParallelLmHead,
 }
 
-/// What a pass computes for each requested row.
+/// What a pass computes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Output {
-    /// The logits of the whole vocabulary, in `f32`.
+    /// The logits of the whole vocabulary in `f32`, after every token.
+    AllLogits,
+    /// The same after the last token of each sequence.
     Logits,
-    /// [Candidates](ParallelLmHead::argmax) for the most likely token. Not through several stages.
+    /// [Candidates](ParallelLmHead::argmax) for the most likely token after the last one of each sequence. Not through several stages.
     Candidates,
 }
 
@@ -199,70 +201,14 @@ impl Llama {
         &self.report
     }
 
-    /// Allocates an empty cache for this rank's layers, with room for one sequence of `capacity` positions.
+    /// Allocates an empty KV cache for this rank's layers.
     ///
     /// # Errors
     /// Returns an error if the model does not support sequences of that length, or memory runs out.
-    pub fn cache(&self, capacity: usize) -> Result<KvCache> {
-        self.caches(CacheSize::full(1, capacity))
-    }
-
-    /// Allocates a [`cache`](Self::cache) of this size.
-    pub(super) fn caches(&self, size: CacheSize) -> Result<KvCache> {
+    pub(super) fn cache(&self, size: CacheSize) -> Result<KvCache> {
         self.config.check_positions(size.capacity)?;
         let heads = [self.kv_heads, self.config.head_dim];
         KvCache::new(&*self.compute, self.blocks.len(), size, heads, self.dtype)
-    }
-
-    /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
-    /// them, bitwise identical on every rank.
-    ///
-    /// # Errors
-    /// Returns an error if there are no tokens, one is not in the vocabulary, they do not fit the cache, or a group fails.
-    pub fn forward(
-        &self,
-        tokens: &[u32],
-        cache: &mut KvCache,
-        groups: &mut dyn ModelGroups,
-    ) -> Result<Tensor> {
-        self.run(tokens, 0, cache, groups)
-    }
-
-    /// Computes [`forward`](Self::forward), but returns logits `[1, vocabulary]` after the last token only.
-    ///
-    /// # Errors
-    /// Returns the errors of [`forward`](Self::forward).
-    pub fn forward_last(
-        &self,
-        tokens: &[u32],
-        cache: &mut KvCache,
-        groups: &mut dyn ModelGroups,
-    ) -> Result<Tensor> {
-        self.run(tokens, tokens.len().saturating_sub(1), cache, groups)
-    }
-
-    /// Appends tokens to the first sequence. Returns the logits after token `first` and the following ones.
-    fn run(
-        &self,
-        tokens: &[u32],
-        first: usize,
-        cache: &mut KvCache,
-        groups: &mut dyn ModelGroups,
-    ) -> Result<Tensor> {
-        if tokens.is_empty() {
-            return Err(RequestError::NoTokens.into());
-        }
-        self.check(tokens)?;
-        let more = [(0, tokens.len())];
-        let mut logits = None;
-        cache.append(&more, |cache| {
-            let slots = cache.slots(more.into_iter());
-            let batch = self.compute.batch(tokens, &slots, &self.config.rotary)?;
-            let part = MicroBatch { batch, rows: (first..tokens.len()).collect() };
-            logits = Some(self.output(&[part], Output::Logits, cache, groups)?);
-            synchronize(groups)
-        })?;
-        logits.ok_or_else(|| Error::input("the pass returned no logits"))
     }
 
     /// Returns an error if a token is not in the vocabulary.
@@ -342,7 +288,7 @@ impl Llama {
         };
         let group = groups.tensor();
         match output {
-            Output::Logits => head.output.forward(&normed, compute, group).map(Some),
+            Output::AllLogits | Output::Logits => head.output.forward(&normed, compute, group).map(Some),
             Output::Candidates => head.output.argmax(&normed, compute, group).map(Some),
         }
     }

@@ -36,13 +36,14 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
     let mut all = on_gpus(world_size, |group| {
         let model = Arc::new(Llama::load(&folder(name), dtype, group).unwrap());
         let input = expected.input();
-        let mut cache = model.cache(input.len()).unwrap();
-        let at_once = model.forward(&input, &mut cache, group).unwrap().values().unwrap().into_owned();
+        let decoder = |passes| model.decoder(CacheSize::full(1, input.len()), passes).unwrap();
+        let mut whole = decoder(Passes::Eager);
+        let at_once = whole.logits(0, &input, group).unwrap().values().unwrap().into_owned();
         let (prompt, rest) = input.split_at(expected.prompt.len());
         let [eager, recorded] = [Passes::Eager, Passes::Graph].map(|passes| {
-            let mut cache = model.cache(input.len()).unwrap();
-            let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
-            let mut decoder = model.decoder(CacheSize::full(1, input.len()), passes).unwrap();
+            let mut decoder = decoder(passes);
+            let mut values = decoder.logits(0, prompt, group).unwrap().values().unwrap().into_owned();
+            decoder.clear(0);
             let last = decoder.prefill(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
@@ -377,9 +378,9 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all_gpus() {
     on_gpus(world_size, |group| {
         let directory = (group.rank() == root).then(|| folder(name));
         let model = Llama::load_from_root(directory.as_deref(), Some(DType::F32), root, group).unwrap();
-        let input = expected.input();
-        let mut cache = model.cache(input.len()).unwrap();
-        let got = model.forward(&input, &mut cache, group).unwrap();
+        let (model, input) = (Arc::new(model), expected.input());
+        let mut decoder = model.decoder(CacheSize::full(1, input.len()), Passes::Eager).unwrap();
+        let got = decoder.logits(0, &input, group).unwrap();
         assert_eq!(got.count(), expected.logits.len());
         for (got, want) in got.values().unwrap().iter().zip(&expected.logits) {
             assert!((got - want).abs() <= 1e-4 + 1e-4 * want.abs(), "{got} and should be {want}");

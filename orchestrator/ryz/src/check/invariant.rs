@@ -108,10 +108,10 @@ fn forced(
     chunk: usize,
     group: &mut ProcessGroup,
 ) -> Result<Vec<f32>, Error> {
-    let mut cache = model.cache(tokens.len())?;
+    let mut decoder = model.decoder(CacheSize::full(1, tokens.len()), Passes::Eager)?;
     let mut logits = Vec::new();
     for part in tokens.chunks(chunk) {
-        logits.extend_from_slice(&model.forward(part, &mut cache, group)?.values()?);
+        logits.extend_from_slice(&decoder.logits(0, part, group)?.values()?);
     }
     Ok(logits)
 }

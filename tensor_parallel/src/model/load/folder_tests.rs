@@ -2,6 +2,7 @@
 //! the usual names, and other tests compare their logits with those of transformers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -52,8 +53,8 @@ fn logits(folder: &Path) -> Result<Vec<f32>> {
         } else {
             Llama::load(folder, None, group)?
         };
-        let mut cache = model.cache(3)?;
-        Ok(model.forward(&[1, 2, 3], &mut cache, group)?.values()?.into_owned())
+        let mut decoder = Arc::new(model).decoder(CacheSize::full(1, 3), Passes::Eager)?;
+        Ok(decoder.logits(0, &[1, 2, 3], group)?.values()?.into_owned())
     };
     let run = |is_from_root| on_loopback(2, |group| load(group, is_from_root)).swap_remove(0);
     let read = run(false)?;

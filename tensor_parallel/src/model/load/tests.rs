@@ -141,8 +141,8 @@ fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
     let mut logits = |compute: Box<dyn Compute>| {
         let model =
             Llama::load_from_root_on(Some(&folder), None, Rank(0), group, |_, _| Ok(compute)).unwrap();
-        let mut cache = model.cache(3).unwrap();
-        model.forward(&[1, 2, 3], &mut cache, group).unwrap().values().unwrap().into_owned()
+        let mut decoder = Arc::new(model).decoder(CacheSize::full(1, 3), Passes::Eager).unwrap();
+        decoder.logits(0, &[1, 2, 3], group).unwrap().values().unwrap().into_owned()
     };
     // Fifteen weights, and keys and values of two layers.
     let scant = logits(Box::new(Scant::new(15 + 4)));
