@@ -341,7 +341,7 @@ fn beat(
                 let _ = client.report_exit(rank, LEAVING);
             }
             Ok(Message::Left(how)) => {
-                leave(client, node, &how);
+                leave(client, node, job.as_deref(), &how);
                 return None;
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -350,9 +350,13 @@ fn beat(
     }
 }
 
-/// Tells the first node how this one has ended. A connection may break and be made again.
-fn leave(client: &Client, node: u32, how: &Result<(), String>) {
+/// Tells the first node how this one has ended, unless its launcher already runs a later job. A connection may break and be made again.
+fn leave(client: &Client, node: u32, job: Option<&[u8]>, how: &Result<(), String>) {
     let tell = || {
+        let now = client.get(&size_key(), Instant::now() + SILENCE)?;
+        if job.is_some_and(|job| job != now) {
+            return Ok(0);
+        }
         if let Err(why) = how {
             client.put(&failure_key(node), why.as_bytes(), SILENCE)?;
         }
@@ -426,6 +430,18 @@ mod tests {
         let Some(NodeNotice::CutOff(why)) = node.notices.blocking_recv() else { panic!("it goes on") };
         assert!(why.contains("was started again"), "{why}");
         assert_eq!(node.notices.blocking_recv(), Some(NodeNotice::Left));
+        assert!(!job.has_second_left());
+    }
+
+    #[test]
+    fn a_launcher_does_not_report_to_a_later_job_at_the_same_address() {
+        let job = Job::new();
+        let mut node = job.second_node();
+        wait_for_second(&job.server);
+        tell_size(&job.server, &job.config, 1);
+        node.leave(Err("of the earlier job".into()));
+        while node.notices.blocking_recv() != Some(NodeNotice::Left) {}
+        assert_eq!(failure(&job.server, 2), None);
         assert!(!job.has_second_left());
     }
 
