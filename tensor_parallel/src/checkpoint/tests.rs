@@ -106,12 +106,23 @@ fn a_tensor_of_another_shape_type_or_name_is_refused_with_both_said() {
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let reason = |name, shape: &[usize]| checkpoint.check(name, shape).unwrap_err().to_string();
     let shape = reason("w", &[6, 4]);
-    assert!(shape.contains("model.safetensors: tensor `w`: expected shape [6, 4], found [4, 6]"), "{shape}");
+    let expected =
+        "model.safetensors: tensor `w`: expected shape [6, 4], found [4, 6]; is config.json that of";
+    assert!(shape.contains(expected), "{shape}");
     assert!(reason("n", &[2]).contains("tensor `n`: expected type F32, F16 or BF16, found I64"));
     assert!(reason("v", &[2]).contains("tensor `v`: it is in none of the weight files"));
     assert_eq!(checkpoint.common_dtype(["w"]).unwrap(), DType::F32);
     assert_eq!(checkpoint.common_dtype(["b"]).unwrap(), DType::BF16);
     assert_eq!(checkpoint.common_dtype(["b", "w"]).unwrap(), DType::F32);
+    for (dtype, size) in [("I8", 1), ("F64", 8), ("F8_E4M3", 1), ("I32", 4), ("F33", 4), ("f32", 4)] {
+        let header = format!(r#"{{"x":{{"dtype":"{dtype}","shape":[1],"data_offsets":[0,{size}]}}}}"#);
+        let folder = self::folder(&[(SINGLE, &with_header(&header, &vec![0; size]))]);
+        let reason = Checkpoint::open(folder.path()).unwrap().check("x", &[1]).unwrap_err().to_string();
+        assert!(
+            reason.contains(&format!("tensor `x`: expected type F32, F16 or BF16, found {dtype}")),
+            "{reason}"
+        );
+    }
 }
 
 #[test]
@@ -176,8 +187,20 @@ fn an_index_that_is_none_or_names_what_is_not_there_is_refused_with_its_entry() 
         let expected = format!("tensor `v`: expected the name of a file in `weight_map`, found {wrong}");
         assert!(reason.contains(&expected), "{reason}");
     }
-    assert!(refusal(&[(INDEX, b"[]")]).contains("no index of weights"));
-    assert!(refusal(&[(INDEX, br#"{"weight_map": {"v""#)]).contains("no index of weights: EOF"));
+    for (text, expected) in [
+        ("", "EOF while parsing a value at line 1 column 0; download it again"),
+        ("[]", ""),
+        ("{}", "missing field `weight_map`"),
+        (r#"{"weight_map":[]}"#, "invalid type"),
+        (r#"{"weight_map": {"v""#, "EOF"),
+    ] {
+        let reason = refusal(&[(INDEX, text.as_bytes())]);
+        assert!(reason.contains(&format!("no index of weights: {expected}")), "{text}: {reason}");
+    }
+    let folder = folder(&[(INDEX, &index(&serde_json::json!({ "v": "one.safetensors" })))]);
+    fs::create_dir(folder.path().join("one.safetensors")).unwrap();
+    let reason = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(reason.contains("one.safetensors: this is a folder"), "{reason}");
     assert!(refusal(&[]).contains("neither model.safetensors nor"));
 }
 
@@ -292,13 +315,6 @@ fn a_link_to_weights_that_are_gone_is_named() {
 }
 
 #[test]
-fn a_header_that_has_a_name_twice_is_refused() {
-    let entry = r#""v":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}"#;
-    let reason = refusal(&[(SINGLE, &with_header(&format!("{{{entry},{entry}}}"), &[0, 0]))]);
-    assert!(reason.contains("tensor `v`: the header has this name twice"), "{reason}");
-}
-
-#[test]
 fn a_pointer_that_git_left_in_place_of_the_weights_is_named() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
     let reason = refusal(&[(SINGLE, pointer.as_bytes())]);
@@ -307,27 +323,67 @@ fn a_pointer_that_git_left_in_place_of_the_weights_is_named() {
 
 #[test]
 fn damaged_files_are_refused_with_the_reason() {
-    let file = file();
-    let cut = refusal(&[(SINGLE, &file[..file.len() - 1])]);
-    assert!(cut.contains("truncated"), "{cut}");
-    assert!(refusal(&[(SINGLE, &file[..40])]).contains("truncated"));
-    assert!(refusal(&[(SINGLE, &[])]).contains("the file is empty"));
-    assert!(refusal(&[(SINGLE, &[1, 2])]).contains("no safetensors file"));
-    assert!(refusal(&[(SINGLE, &u64::MAX.to_le_bytes())]).contains("so long a header"));
-    assert!(refusal(&[(SINGLE, &[&file[..], &[0]].concat())]).contains("belong to no tensor"));
+    let (file, header) = (file(), |json: &str, data: usize| with_header(json, &vec![0; data]));
+    for (bytes, expected) in [
+        (vec![], "the file is empty; download it again"),
+        (vec![0; 4], "4 bytes are no safetensors file"),
+        (vec![0; 8], "the header is not valid: EOF"),
+        (vec![0; 4096], "the header is not valid: EOF"),
+        (
+            vec![0xff; 64],
+            "claim a header of 18446744073709551615 bytes, and no safetensors file has so long a header",
+        ),
+        (b"<!DOCTYPE html><html></html>".to_vec(), "download the file again, or convert it"),
+        (b"PK\x03\x04\0\0\0\0\0\0archive/data.pkl".to_vec(), "the file ends before: it is truncated"),
+        (file[..40].to_vec(), "the file ends before: it is truncated; download it again"),
+        (file[..file.len() - 1].to_vec(), "it is truncated; download it again"),
+        ([&file[..], &[0]].concat(), "1 bytes at the end belong to no tensor"),
+        (header("[]", 0), "the header is not valid: invalid type: sequence"),
+        (header("null", 0), "the header is not valid"),
+        (header("{", 0), "the header is not valid: EOF"),
+        (header("{}x", 0), "the header is not valid: trailing characters"),
+        (header("{}", 4), "4 bytes at the end belong to no tensor"),
+    ] {
+        let reason = refusal(&[(SINGLE, &bytes)]);
+        assert!(reason.contains("model.safetensors: ") && reason.contains(expected), "{expected}: {reason}");
+    }
 
-    let bad =
-        |entry: &str, data: &[u8]| refusal(&[(SINGLE, &with_header(&format!(r#"{{"x":{entry}}}"#), data))]);
-    assert!(bad(r#"{"dtype":"F32","shape":[2],"data_offsets":[0,4]}"#, &[0; 4]).contains("does not fill"));
-    assert!(
-        bad(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,0]}"#, &[0; 4]).contains("before they start")
-    );
-    assert!(bad(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,8]}"#, &[0; 8]).contains("should start at"));
-    assert!(bad(r#"{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}"#, &[0; 4]).contains("tensor `x`"));
-    let huge = r#"{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}"#;
-    assert!(bad(huge, &[]).contains("does not fill"));
-    let far = format!(r#"{{"dtype":"F32","shape":[1],"data_offsets":[{0},{0}]}}"#, u64::MAX);
-    assert!(bad(&far, &[]).contains("truncated"));
+    let far = format!(r#""dtype":"F32","shape":[1],"data_offsets":[{0},{0}]"#, u64::MAX);
+    for (entry, data, expected) in [
+        ("", 0, "the header entry is not valid: missing field"),
+        (r#""dtype":"F32","shape":[1]"#, 4, "missing field `data_offsets`"),
+        (r#""dtype":32,"shape":[1],"data_offsets":[0,4]"#, 4, "invalid type"),
+        (r#""dtype":"F32","shape":4,"data_offsets":[0,4]"#, 4, "invalid type"),
+        (r#""dtype":"F32","shape":[-1],"data_offsets":[0,4]"#, 4, "invalid value"),
+        (r#""dtype":"F32","shape":[1.5],"data_offsets":[0,4]"#, 4, "invalid type"),
+        (r#""dtype":"F32","shape":[1],"data_offsets":[0]"#, 4, "invalid length"),
+        (r#""dtype":"F32","shape":[1],"data_offsets":[4,0]"#, 4, "before they start"),
+        (r#""dtype":"F32","shape":[1],"data_offsets":[4,8]"#, 8, "should start at"),
+        (r#""dtype":"F32","shape":[1],"data_offsets":[0,8]"#, 4, "it is truncated"),
+        (r#""dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551615]"#, 4, "it is truncated"),
+        (&far, 0, "it is truncated"),
+        (r#""dtype":"F32","shape":[2],"data_offsets":[0,4]"#, 4, "does not fill its 4 bytes"),
+        (r#""dtype":"F64","shape":[1],"data_offsets":[0,4]"#, 4, "does not fill its 4 bytes"),
+        (r#""dtype":"F32","shape":[18446744073709551615,2],"data_offsets":[0,4]"#, 4, "does not fill"),
+        (r#""dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4]"#, 4, "does not fill"),
+        (r#""dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]"#, 0, "does not fill"),
+    ] {
+        let reason = refusal(&[(SINGLE, &header(&format!(r#"{{"x":{{{entry}}}}}"#), data))]);
+        assert!(reason.contains("tensor `x`: ") && reason.contains(expected), "{entry}: {reason}");
+    }
+
+    for (tensors, expected) in [
+        ([("a", 0, 8), ("b", 4, 12)], "tensor `b`: its bytes start at"),
+        ([("a", 0, 4), ("b", 8, 12)], "tensor `b`: its bytes start at"),
+        ([("a", 0, 8), ("b", 0, 8)], "should start at"),
+        ([("a", 0, 4), ("a", 0, 4)], "tensor `a`: the header has this name twice"),
+    ] {
+        let entries = tensors.map(|(name, from, to)| {
+            format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{from},{to}]}}"#, to - from)
+        });
+        let reason = refusal(&[(SINGLE, &header(&format!("{{{}}}", entries.join(",")), tensors[1].2))]);
+        assert!(reason.contains(expected) && reason.contains("corrupt: download"), "{reason}");
+    }
 }
 
 proptest! {

@@ -163,9 +163,10 @@ fn caught<T>(file: &Path, cannot: &str, work: impl FnOnce() -> tokenizers::Resul
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::testing::fixture;
 
     /// Encodes the prompt `hi` with this `tokenizer.json`.
     fn encoded(tokenizer: &str) -> Result<Vec<u32>> {
@@ -246,20 +247,6 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_library_is_an_error_that_says_what_to_do() {
-        // A merge that is longer than any token.
-        refused(
-            r#"{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[["a","b"]]}}"#,
-            &["cannot be used", "panicked", "out of range"],
-        );
-        refused(
-            r#"{"pre_tokenizer":{"type":"FixedLength","length":0},"model":{"type":"BPE","vocab":{"h":0},"merges":[]}}"#,
-            &["cannot encode this text", "panicked", "chunk size"],
-        );
-        assert!(!panics::catches_panics(), "only while the library runs");
-    }
-
-    #[test]
     fn rules_that_lengthen_a_text_without_bound_are_refused() {
         let with = |kind: &str, rules: &[String], vocab: &str| {
             let rules = rules.join(",");
@@ -299,7 +286,7 @@ mod tests {
             )
         };
         refused(&split("(((h{1000}){1000}){1000})"), &["cannot be used"]);
-        refused(&split("(h"), &["cannot be used"]);
+        refused(&split("(h"), &["Opening parenthesis without closing"]);
         // The library gives a match up after a number of steps.
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tokenizer.json"), split(r"(?:(h+)+\\1?)+(?=x)i")).unwrap();
@@ -313,12 +300,97 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_tokenizer_is_refused_with_the_reason() {
-        refused("<html>", &["expected value at line 1"]);
-        refused("{}", &["Model missing"]);
-        refused(r#"{"model":{"type":"BPE","vocab":{"h":-1},"merges":[]}}"#, &["integer `-1`, expected u32"]);
-        refused(
-            r#"{"model":{"type":"BPE","vocab":{"h":0},"merges":[["h","q"]]}}"#,
-            &["Token `q` out of vocabulary"],
-        );
+        let text = std::fs::read_to_string(fixture("llama-mha/tokenizer.json")).unwrap();
+        let good: Value = serde_json::from_str(&text).unwrap();
+        for (text, reason) in [
+            ("", "EOF while parsing"),
+            ("null", "invalid type: null"),
+            ("[]", "invalid type: sequence"),
+            ("{}", "Model missing"),
+            ("<html>", "expected value at line 1"),
+            (&text[..500], "EOF while parsing"),
+            (&format!("\u{feff}{text}"), "expected value"),
+            (&"[".repeat(100_000), "cannot be used"),
+        ] {
+            refused(text, &[reason]);
+        }
+        for (key, value, reason) in [
+            ("version", r#""2.0""#, "Unknown tokenizer version '2.0'"),
+            ("model", "5", "cannot be used"),
+            ("added_tokens", r#"[{"id":99999999999,"content":"<z>"}]"#, "expected u32"),
+            ("added_tokens", r#"{"a":1}"#, "invalid type: map"),
+            ("padding", "5", "expected struct PaddingParams"),
+            ("truncation", r#"{"max_length":-1}"#, "expected usize"),
+        ] {
+            let mut tokenizer = good.clone();
+            tokenizer[key] = serde_json::from_str(value).unwrap();
+            refused(&tokenizer.to_string(), &[reason]);
+        }
+        let deep =
+            format!(r#""pattern":{{"Regex":"{}"}},"behavior":"Isolated","invert":false"#, "(".repeat(10_000));
+        let single = |part: &str| format!(r#""single":[{part}],"pair":[],"special_tokens":{{}}"#);
+        let (q, b) =
+            (r#"{"SpecialToken":{"id":"<q>","type_id":0}}"#, r#"{"Sequence":{"id":"B","type_id":0}}"#);
+        let piece = r#""unk_token":"[UNK]","continuing_subword_prefix":"x","max_input_chars_per_word":9,"vocab":{"a":0}"#;
+        for (key, kind, more, reason) in [
+            ("model", "Nonsense", r#""vocab":{}"#, &["cannot be used"][..]),
+            ("model", "BPE", r#""vocab":[],"merges":[]"#, &["cannot be used"]),
+            ("model", "BPE", r#""vocab":{"h":-1},"merges":[]"#, &["integer `-1`, expected u32"]),
+            ("model", "BPE", r#""vocab":{"h":4294967296},"merges":[]"#, &["expected u32"]),
+            ("model", "BPE", r#""vocab":{"h":1.5},"merges":[]"#, &["expected u32"]),
+            ("model", "BPE", r#""vocab":{"h":"0"},"merges":[]"#, &["expected u32"]),
+            ("model", "BPE", r#""vocab":{"h":0},"merges":[["h","q"]]"#, &["Token `q` out of vocabulary"]),
+            ("model", "BPE", r#""vocab":{"a":0,"b":1,"abc":2},"merges":[["a","b"]]"#, &["Token `ab` out of"]),
+            ("model", "BPE", r#""vocab":{"a":0},"merges":["a b c"]"#, &["Merges text file invalid"]),
+            ("model", "BPE", r#""vocab":{"a":0},"merges":[1,2]"#, &["cannot be used"]),
+            ("model", "BPE", r#""vocab":{"a":0},"merges":[["a"]]"#, &["cannot be used"]),
+            ("model", "BPE", r#""vocab":{"a":0},"merges":[],"dropout":2"#, &["between 0 and 1"]),
+            (
+                "model",
+                "BPE",
+                r#""vocab":{"a":0},"merges":[],"unk_token":"<x>""#,
+                &["Unk token `<x>` not found"],
+            ),
+            ("model", "Unigram", r#""vocab":[]"#, &["unk_id"]),
+            ("model", "Unigram", r#""vocab":[["h",0.0]]"#, &["`unk_id` is missing"]),
+            ("model", "Unigram", r#""vocab":[["h",0.0]],"unk_id":7"#, &["UnkIdNotInVocabulary"]),
+            ("model", "Unigram", r#""vocab":[["h",0.0]],"unk_id":-1"#, &["expected usize"]),
+            ("model", "Unigram", r#""vocab":[["h","x"]],"unk_id":0"#, &["cannot be used"]),
+            ("model", "WordPiece", piece, &["Missing [UNK] token"]),
+            ("model", "WordLevel", r#""vocab":{"a":0},"unk_token":"<unk>""#, &["Missing [UNK] token"]),
+            ("pre_tokenizer", "Metaspace", r#""replacement":"ab""#, &["expected a character"]),
+            ("pre_tokenizer", "Digits", r#""individual_digits":3"#, &["expected a boolean"]),
+            ("pre_tokenizer", "Split", &deep, &["too deeply nested"]),
+            ("normalizer", "Precompiled", r#""precompiled_charsmap":"AAAA""#, &["charsmap"]),
+            ("normalizer", "Precompiled", r#""precompiled_charsmap":"!""#, &["cannot be used"]),
+            ("normalizer", "Nonsense", r#""x":0"#, &["cannot be used"]),
+            // Panics. The first merge is longer than any token.
+            (
+                "model",
+                "BPE",
+                r#""vocab":{"a":0,"b":1},"merges":[["a","b"]]"#,
+                &["be used", "panicked", "out of range"],
+            ),
+            (
+                "model",
+                "BPE",
+                r#""vocab":{"a":0,"b":1},"merges":[["a","b"]],"continuing_subword_prefix":"xxxx""#,
+                &["panicked"],
+            ),
+            (
+                "pre_tokenizer",
+                "FixedLength",
+                r#""length":0"#,
+                &["encode this text", "panicked", "chunk size"],
+            ),
+            ("normalizer", "Replace", r#""pattern":{"String":""},"content":"x""#, &["panicked"]),
+            ("post_processor", "TemplateProcessing", &single(q), &["panicked"]),
+            ("post_processor", "TemplateProcessing", &single(b), &["panicked"]),
+        ] {
+            let mut tokenizer = if key == "model" { json!({}) } else { good.clone() };
+            tokenizer[key] = serde_json::from_str(&format!(r#"{{"type":"{kind}",{more}}}"#)).unwrap();
+            refused(&tokenizer.to_string(), reason);
+        }
+        assert!(!panics::catches_panics(), "only while the library runs");
     }
 }

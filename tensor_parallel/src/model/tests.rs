@@ -33,6 +33,10 @@ fn refused(changes: &Value) -> String {
     with(changes).unwrap_err().to_string()
 }
 
+fn refused_text(config: &str) -> String {
+    LlamaConfig::from_json(Path::new("config.json"), config, None).unwrap_err().to_string()
+}
+
 #[test]
 fn missing_keys_have_the_defaults_of_the_architecture() {
     let llama = with(&json!({})).unwrap();
@@ -155,8 +159,8 @@ fn what_is_not_supported_is_refused_by_name() {
             json!({ "architectures": ["MixtralForCausalLM"] }),
             "architecture `MixtralForCausalLM` is not supported",
         ),
-        (json!({ "hidden_act": "gelu" }), "`hidden_act` `gelu`"),
-        (json!({ "quantization_config": { "bits": 4 } }), "quantized weights are not supported"),
+        (json!({ "hidden_act": "gelu" }), "`hidden_act` `gelu` is not supported, only `silu`"),
+        (json!({ "quantization_config": { "bits": 4 } }), "without quantization, or remove the key"),
         (
             json!({ "architectures": ["LlamaForCausalLM"], "model_type": "qwen2" }),
             "`architectures` has `LlamaForCausalLM` and `model_type` is `qwen2`",
@@ -188,6 +192,11 @@ fn what_is_not_supported_is_refused_by_name() {
             "`rope_parameters` and `rope_scaling` contradict each other",
         ),
         (json!({ "rope_scaling": { "type": "linear" } }), "`factor` is missing"),
+        (json!({ "rope_scaling": { "type": "linear", "factor": -1 } }), "`factor` must be a positive number"),
+        (
+            json!({ "rope_scaling": { "type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1 } }),
+            "`high_freq_factor` 1 must be greater than `low_freq_factor` 4",
+        ),
         (
             json!({ "rope_parameters": { "full_attention": { "rope_theta": 1.0 } } }),
             "differs by kind of layer",
@@ -201,14 +210,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({ "num_key_value_heads": 3 }), "does not divide `num_attention_heads` 8"),
         (json!({ "hidden_size": 60 }), "does not divide `hidden_size` 60"),
         (json!({ "head_dim": 7 }), "cannot be rotated in pairs"),
-        (json!({ "hidden_size": null }), "`hidden_size` is missing"),
         (json!({ "hidden_size": "64" }), "`hidden_size` must be a positive whole number, and is \"64\""),
-        (json!({ "num_attention_heads": 0 }), "`num_attention_heads` must be a positive"),
-        (json!({ "vocab_size": -1 }), "`vocab_size` must be"),
-        (json!({ "tie_word_embeddings": 1 }), "`tie_word_embeddings` must be true or false"),
-        (json!({ "eos_token_id": "x" }), "`eos_token_id` must be"),
-        (json!({ "rms_norm_eps": -1 }), "`rms_norm_eps` must be a number from 0 on"),
-        (json!({ "rms_norm_eps": 1e39 }), "`rms_norm_eps` must be a number from 0 on"),
         (json!({ "is_causal": false }), "`is_causal` false is not supported"),
         (
             json!({ "per_layer_config": { "1": { "rms_norm_eps": 0.5 } } }),
@@ -235,6 +237,74 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     let broken = LlamaConfig::from_json(Path::new("config.json"), "{", None).unwrap_err();
     assert!(matches!(broken, Error::Model { .. }), "{broken}");
+}
+
+#[test]
+fn values_that_no_model_has_are_refused_with_their_key() {
+    let refused_as = |key: &str, value: &str| {
+        let mut config = base();
+        config[key] = "VALUE".into();
+        // As text, so that it may be what only Python writes.
+        refused_text(&config.to_string().replace("\"VALUE\"", value))
+    };
+    let sizes =
+        ["hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"];
+    for key in sizes {
+        let mut without = base();
+        without.as_object_mut().unwrap().remove(key);
+        for said in [refused_text(&without.to_string()), refused_as(key, "null")] {
+            let expected = format!("config.json: `{key}` is missing; fetch the config.json that belongs");
+            assert!(said.starts_with(&expected), "{said}");
+        }
+    }
+    let long = format!("\"{}\"", "x".repeat(100_000));
+    let no_size = ["0", "-8", "1.5", "\"8\"", "[8]", "true", "{}", "NaN", &long];
+    for (keys, values, expected) in [
+        (&sizes[..], &no_size[..], "must be a positive whole number"),
+        (&sizes, &["9223372036854775807"], "is 9223372036854775807, and"),
+        (&["num_key_value_heads", "max_position_embeddings"], &["0"], "must be a positive whole number"),
+        (&["rms_norm_eps"], &["-1e-6", "1e39", "\"1e-6\"", "NaN"], "must be a number from 0 on"),
+        (&["rope_theta"], &["0", "Infinity"], "must be a positive number"),
+        (&["rope_scaling"], &["3"], "must be an object"),
+        (&["hidden_act"], &["1"], "must be a text"),
+        (
+            &["tie_word_embeddings", "attention_bias", "mlp_bias"],
+            &["1", "\"yes\"", "[]"],
+            "must be true or false",
+        ),
+        (
+            &["eos_token_id"],
+            &["\"x\"", "1.5", "[1,\"x\"]", "4294967296"],
+            "must be a token or a list of tokens",
+        ),
+    ] {
+        for (key, value) in keys.iter().flat_map(|key| values.iter().map(move |value| (key, value))) {
+            let said = refused_as(key, value);
+            assert!(said.starts_with(&format!("config.json: `{key}` {expected}")), "{said}");
+            assert!(said.len() < 300, "{said}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_json_object_is_refused_with_the_place() {
+    let nested = format!("{{\"a\":{}", "[".repeat(100_000));
+    for (text, expected) in [
+        ("", "EOF while parsing a value at line 1 column 0; fetch the file again"),
+        ("null", "invalid type: null"),
+        (&"[".repeat(100_000), "invalid type: sequence"),
+        (&nested, "recursion limit"),
+        ("{\"hidden_size\": 48,}", "trailing comma at line 1 column 20"),
+        ("{\"hidden_size\": 48", "EOF while parsing an object"),
+        ("{\"hidden_size\": 1e400}", "number out of range"),
+        ("<!DOCTYPE html>", "expected value"),
+        ("\u{feff}{}", "expected value"),
+        ("// a comment\n{}", "expected value"),
+    ] {
+        let said = refused_text(text);
+        assert!(said.starts_with("config.json: not a JSON object: ") && said.contains(expected), "{said}");
+    }
+    assert!(refused_text("{}").contains("neither `architectures` nor `model_type` is there"));
 }
 
 #[test]

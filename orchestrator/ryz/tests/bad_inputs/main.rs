@@ -49,17 +49,7 @@ fn what_is_no_file_of_a_likely_size_is_refused() {
 }
 
 #[test]
-fn indices_that_do_not_fit_their_folder_are_refused() {
-    check(&models::indices());
-}
-
-#[test]
-fn folders_in_other_formats_are_refused_with_what_converts_them() {
-    check(&models::other_formats());
-}
-
-#[test]
-fn damaged_weights_are_refused() {
+fn weights_that_cannot_be_read_are_refused() {
     check(&models::weights());
 }
 

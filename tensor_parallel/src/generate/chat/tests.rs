@@ -230,6 +230,23 @@ fn options_that_tojson_does_not_have_are_refused() {
 }
 
 #[test]
+fn templates_that_take_too_much_are_refused() {
+    let brackets = format!("{{{{ {}1{} }}}}", "(".repeat(1000), ")".repeat(1000));
+    for (template, expected) in [
+        ("{{ 'a' * 10 ** 9 }}", "repeated string is too large"),
+        ("{{ range(10 ** 12) | list }}", "range has too many elements"),
+        (&brackets, "recursion limit"),
+        (&"{% if 1 %}".repeat(100_000), "recursion limit"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion limit"),
+        ("{{ raise_exception('a' * 10 ** 7) }}", "aaa…"),
+        ("{{ messages | nothing }}", "unknown filter"),
+    ] {
+        let error = rendered(template).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.len() < 2000, "{error}");
+    }
+}
+
+#[test]
 fn templates_that_differ_have_digests_that_differ() {
     let digest = |config| open(&config).unwrap().digest();
     let one = digest(json!({ "chat_template": "x", "bos_token": "<s>" }));
