@@ -93,6 +93,11 @@ impl Expected {
         }
     }
 
+    /// The logits of one position.
+    pub fn row(&self, position: usize) -> &[f32] {
+        &self.logits[position * self.vocabulary..][..self.vocabulary]
+    }
+
     /// The prompt and all new tokens but the last: what the logits were computed from.
     pub fn input(&self) -> Vec<u32> {
         let fed = &self.tokens[..self.tokens.len() - 1];

@@ -203,6 +203,16 @@ pub fn distance(got: &[f32], want: &[f32]) -> f32 {
     greatest(&differences)
 }
 
+/// Checks that no value is farther from the one wanted than a hundred-thousandth of the greatest.
+///
+/// # Panics
+/// When one is, and as [`distance`].
+#[track_caller]
+pub fn near(got: &[f32], want: &[f32]) {
+    let (difference, largest) = (distance(got, want), greatest(want));
+    assert!(difference <= 1e-5 * largest, "{difference} of {largest}");
+}
+
 /// A generous deadline for things that should take milliseconds.
 pub const SOON: Duration = Duration::from_secs(120);
 

@@ -1,5 +1,5 @@
-//! Every operation on a GPU against the same on the processor, and whole models against `transformers` (see
-//! `fixtures/README.md`). Run with `--ignored` where there is a GPU.
+//! Every operation on a GPU against the same on the processor, and what whole models do there. Run with `--ignored` where there is
+//! a GPU.
 
 mod attention;
 mod models;

@@ -83,7 +83,7 @@ fn a_process_with_a_gpu_computes_what_transformers_does() {
     compare("llama-gqa", 1, "nccl");
 }
 
-/// `gpu_layers` has the other fixtures, with ranks that are threads.
+/// `oracle` has the other fixtures, with ranks that are threads.
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn processes_with_a_gpu_each_compute_what_transformers_does() {
