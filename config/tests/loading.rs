@@ -324,6 +324,61 @@ fn a_wrong_value_is_refused_with_its_source_what_was_expected_and_an_example() {
 }
 
 #[test]
+fn every_kind_of_setting_refuses_what_it_cannot_be_by_its_variable() {
+    let table: &[(&str, &[&str], &str)] = &[
+        (
+            "JOB__WORLD_SIZE",
+            &["-1", "1.5", "65537", "4294967296", "99999999999999999999999"],
+            "from 1 to 65536",
+        ),
+        ("JOB__NAME", &["", " "], "text that is not empty"),
+        ("LAUNCH__NNODES", &["0", "x", "4294967296"], "a whole number from 1"),
+        ("LAUNCH__NODE_RANK", &["-1", "one"], "a whole number from 0"),
+        ("LAUNCH__MAX_RESTARTS", &["1.5", "many", "4294967296"], "a whole number from 0"),
+        ("LAUNCH__GRACE", &["4", "-1s", "forever"], "a duration"),
+        (
+            "RENDEZVOUS__ADDRESS",
+            &["node:x", "node:65536", ":29500"],
+            "HOST:PORT, with a port from 0 to 65535",
+        ),
+        ("RENDEZVOUS__TIMEOUT", &["0s", "30", "366d"], "more than zero and at most 365d"),
+        ("PROCESS_GROUP__BACKEND", &["mpi", ""], "one of auto, nccl, tcp"),
+        ("PROCESS_GROUP__TIMEOUT", &["0ms", "99999999999999999999d"], "more than zero and at most 365d"),
+        ("PROCESS_GROUP__SELF_CHECK", &["yes", "1", ""], "true or false"),
+        ("PROCESS_GROUP__COALESCE", &["25mb", "-1", "1.5MiB", "99999999999TiB"], "a size in bytes"),
+        ("PROCESS_GROUP__TUNING", &["", " "], "auto, off, or the path of a file"),
+        ("MODEL__DTYPE", &["f64", "int8"], "one of"),
+        ("MODEL__TEMPERATURE", &["-1", "NaN", "inf", "hot"], "a number, 0 or more"),
+        ("MODEL__TOP_P", &["0", "1.5", "NaN"], "more than 0 and at most 1"),
+        ("MODEL__SEED", &["-1", "18446744073709551616"], "a whole number from 0"),
+        ("MODEL__MAX_NEW_TOKENS", &["-1", "4294967296"], "a whole number from 0"),
+        ("MODEL__GRAPH", &["on"], "true or false"),
+        ("NCCL__PROFILE", &["fast", ""], "one of none, inference"),
+        ("NCCL__ENV", &["NCCL_DEBUG", "DEBUG=INFO", "NCCL_A=1 NCCL_A=2"], "NCCL_NAME=value"),
+        ("LAYOUT__TENSOR_PARALLEL", &["0"], "a whole number from 1"),
+        ("METRICS__ADDRESS", &["localhost:9090", "127.0.0.1"], "an IP address and a port"),
+        ("LOG__FORMAT", &["xml"], "one of text, json"),
+    ];
+    for (key, values, expected) in table {
+        for value in *values {
+            let name = format!("RYZ_{key}");
+            let said = refusal(&environment(&[(&name, value)]));
+            let words = [*expected, &name, "such as `"];
+            assert!(words.iter().all(|word| said.contains(word)), "{value}: {said}");
+        }
+    }
+    for (text, expected) in [
+        ("[job]\nworld_size = -1\n", "from 1 to 65536, such as `8`, not `-1`"),
+        ("[job]\nworld_size = 1.5\n", "from 1 to 65536, such as `8`, not `1.5`"),
+        ("[model]\ntemperature = nan\n", "a number, 0 or more"),
+        ("[model]\ntop_p = inf\n", "more than 0 and at most 1"),
+        ("[[job]]\nname = 'x'\n", "`job`"),
+    ] {
+        assert!(file_refusal(text).contains(expected), "{}", file_refusal(text));
+    }
+}
+
+#[test]
 fn a_table_a_list_or_a_date_is_no_value() {
     assert_eq!(
         file_refusal("[launch.grace]\nseconds = 3\n[job]\nname = ['a']\n[log]\nlevel = 1979-05-27\n"),

@@ -16,24 +16,14 @@ pub(crate) fn flags() -> Vec<Case> {
         Case::new("launch -n 0 -- true", &["--world-size", "from 1 to 65536", "not `0`"]),
         Case::new("launch -n -1 -- true", &["--world-size", "from 1 to 65536", "not `-1`"]),
         Case::new("launch -n=-1 -- true", &["--world-size", "from 1 to 65536", "not `-1`"]),
-        Case::new("launch -n 1.5 -- true", &["--world-size", "a whole number", "not `1.5`"]),
         Case::new("launch -n four -- true", &["--world-size", "a whole number", "not `four`"]),
-        Case::new("launch -n 65537 -- true", &["--world-size", "from 1 to 65536", "not `65537`"]),
-        Case::new("launch -n 4294967295 -- true", &["--world-size", "from 1 to 65536", "not `4294967295`"]),
-        Case::new("launch -n 4294967296 -- true", &["--world-size", "from 1 to 65536"]),
-        Case::new("launch -n 99999999999999999999999 -- true", &["--world-size", "from 1 to 65536"]),
         Case::new("launch -n", &["a value is required"]),
         Case::new("launch --world-size", &["world size is not set", "--world-size N"]).argument(""),
         Case::new("launch -n 2 -n 4 -- true", &["cannot be used multiple times"]),
         Case::new("launch -n 2 --nnodes 0 -- true", &["--nnodes", "from 1 to", "not `0`"]),
-        Case::new("launch -n 2 --nnodes x -- true", &["--nnodes", "a whole number", "not `x`"]),
         Case::new(
             "launch -n 1 --nnodes 2 -- true",
             &["1 ranks cannot be spread over 2 nodes", "at least one"],
-        ),
-        Case::new(
-            "launch -n 2 --node-rank 1 -- true",
-            &["launch.node_rank", "launch.nnodes", "the last is 0"],
         ),
         Case::new("launch -n 2 --node-rank=-1 -- true", &["--node-rank", "a whole number", "not `-1`"]),
         Case::new("launch -n 2 --nnodes 2 --node-rank 2 -- true", &["launch.node_rank", "the last is 1"]),
@@ -43,18 +33,12 @@ pub(crate) fn flags() -> Vec<Case> {
         ),
         Case::new("launch -n 2 --rdzv_endpoint nowhere -- true", &["--rendezvous", "the port is missing"]),
         Case::new("launch --nproc_per_node x -- true", &["--nproc-per-node", "a number of ranks, or gpu"]),
-        Case::new("launch -n 2 --rendezvous host:70000 -- true", &["--rendezvous", "a port from 0 to 65535"]),
-        Case::new("launch -n 2 --rendezvous ::1 -- true", &["--rendezvous", "brackets", "[::1]:29500"]),
-        Case::new("launch -n 2 --rendezvous :29500 -- true", &["--rendezvous", "HOST:PORT"]),
         Case::new("launch -n 2 --backend ncll -- true", &["--backend", "one of auto", "did you mean `nccl`"]),
-        Case::new("launch -n 2 --max-restarts many -- true", &["--max-restarts", "a whole number"]),
         Case::new("launch -n 2 --max-restarts=-1 -- true", &["--max-restarts", "a whole number", "not `-1`"]),
         Case::new("launch -n 2 --timeout 0 -- true", &["--timeout", "more than zero", "not `0s`"]),
         Case::new("launch -n 2 --timeout=-3 -- true", &["--timeout", "a duration"]),
         Case::new("launch -n 2 --timeout nan -- true", &["--timeout", "a duration"]),
-        Case::new("launch -n 2 --timeout inf -- true", &["--timeout", "a duration"]),
         Case::new("launch -n 2 --timeout 1e30 -- true", &["--timeout", "at most 365d"]),
-        Case::new("launch -n 2 --timeout 400d -- true", &["--timeout", "at most 365d"]),
         Case::new("launch -n 2 --timeout 3x -- true", &["--timeout", "a duration with its unit"]),
         Case::new("launch -n 2 --metrics-addr 9090 -- true", &["--metrics-addr", "an IP address and a port"]),
         Case::new("launch -n 2 --format yaml -- true", &["'yaml'", "possible values: table, json"]),
@@ -92,57 +76,19 @@ pub(crate) fn programs() -> Vec<Case> {
     ]
 }
 
-/// A value of each setting that is none, by its variable.
+/// Variables that are no settings, or have no such value. The tests of the settings have every kind of value.
 pub(crate) fn variables() -> Vec<Case> {
-    let table: &[(&str, &[&str], &[&str])] = &[
-        ("JOB__WORLD_SIZE", &["0", "-1", "x", "4294967295"], &["from 1 to 65536"]),
-        ("JOB__NAME", &["", " "], &["text that is not empty"]),
-        ("LAUNCH__NNODES", &["0", "4294967296"], &["a whole number from 1"]),
-        ("LAUNCH__NODE_RANK", &["-1", "one"], &["a whole number from 0"]),
-        ("LAUNCH__MAX_RESTARTS", &["1.5", "4294967296"], &["a whole number from 0"]),
-        ("LAUNCH__GRACE", &["4", "-1s", "forever"], &["a duration"]),
-        ("RENDEZVOUS__ADDRESS", &["node", "node:x", "node:65536"], &["HOST:PORT"]),
-        ("RENDEZVOUS__TIMEOUT", &["0s", "30", "366d"], &["a duration", "at most 365d"]),
-        ("PROCESS_GROUP__BACKEND", &["mpi", ""], &["one of auto, nccl, tcp"]),
-        ("PROCESS_GROUP__TIMEOUT", &["0ms", "10", "99999999999999999999d"], &["a duration", "at most 365d"]),
-        ("PROCESS_GROUP__SELF_CHECK", &["yes", "1", ""], &["true or false"]),
-        ("PROCESS_GROUP__COALESCE", &["25mb", "-1", "1.5MiB", "99999999999TiB"], &["a size in bytes"]),
-        ("PROCESS_GROUP__TUNING", &["", " "], &["auto, off, or the path of a file"]),
-        ("MODEL__DTYPE", &["f64", "int8"], &["one of"]),
-        ("MODEL__TEMPERATURE", &["-1", "NaN", "inf", "hot"], &["a number, 0 or more"]),
-        ("MODEL__TOP_P", &["0", "1.5", "NaN"], &["more than 0 and at most 1"]),
-        ("MODEL__SEED", &["-1", "18446744073709551616"], &["a whole number from 0"]),
-        ("MODEL__MAX_NEW_TOKENS", &["-1", "4294967296"], &["a whole number from 0"]),
-        ("MODEL__GRAPH", &["on"], &["true or false"]),
-        ("NCCL__PROFILE", &["fast", ""], &["one of none, inference"]),
-        ("NCCL__ENV", &["NCCL_DEBUG", "DEBUG=INFO", "NCCL_A=1 NCCL_A=2"], &["NCCL_NAME=value"]),
-        ("LAYOUT__TENSOR_PARALLEL", &["0"], &["a whole number from 1"]),
-        ("METRICS__ADDRESS", &["localhost:9090", "127.0.0.1"], &["an IP address and a port"]),
-        ("LOG__FORMAT", &["xml"], &["one of text, json"]),
-    ];
     let mut cases = Vec::new();
-    for (key, values, words) in table {
-        let name = format!("RYZ_{key}");
-        for value in *values {
-            let words: Vec<&str> = words.iter().copied().chain([&*name, "such as `"]).collect();
-            cases.push(Case::new("config show", &words).variable(&name, value));
-        }
-    }
     // Errors quote what was given: not all of it, and nothing that changes the terminal.
     for value in ["x".repeat(100_000), "\x1b]0;title\x07\x1b[31m1".into()] {
         let case = Case::new("config show", &["RYZ_JOB__WORLD_SIZE", "from 1 to 65536"]).without("\x1b");
         cases.push(case.variable("RYZ_JOB__WORLD_SIZE", &value).named("quoted"));
     }
-    let unknown = |name: &str, nearest: &str| {
-        Case::new("config show", &["unknown setting", name, "did you mean", nearest]).variable(name, "1")
-    };
     cases.extend([
-        unknown("RYZ_JOB_WORLD_SIZE", "RYZ_JOB__WORLD_SIZE"),
-        unknown("RYZ_LOG__LEVLE", "RYZ_LOG__LEVEL"),
-        Case::new("config show", &["unknown setting", "`ryz config show` lists"]).variable("RYZ_ZZZZ", "1"),
-        Case::new("config show", &["is a section", "RYZ_LOG__LEVEL"]).variable("RYZ_LOG", "debug"),
-        Case::new("check", &["log.level", "a level (off, error", "not `loud`"])
-            .variable("RYZ_LOG__LEVEL", "loud"),
+        Case::new("config show", &["RYZ_PROCESS_GROUP__TIMEOUT", "a duration", "at most 365d", "such as `"])
+            .variable("RYZ_PROCESS_GROUP__TIMEOUT", "10"),
+        Case::new("config show", &["unknown setting", "RYZ_LOG__LEVLE", "did you mean", "RYZ_LOG__LEVEL"])
+            .variable("RYZ_LOG__LEVLE", "1"),
         Case::new("config show", &["/no/such/file.toml", "No such file"])
             .variable("RYZ_CONFIG", "/no/such/file.toml"),
         Case::new("config show", &["RYZ_CONFIG or --config is empty"]).variable("RYZ_CONFIG", ""),
@@ -168,29 +114,12 @@ pub(crate) fn files() -> Vec<Case> {
             "[job]\nwrold_size = 4\n",
             &["unknown setting: `job.wrold_size`", "did you mean `job.world_size`"],
         ),
-        toml("[jbo]\nname = 'x'\n", &["unknown setting: `jbo`", "did you mean `job`"]),
-        toml("world_size = 4\n", &["unknown setting: `world_size`", "did you mean `job.world_size`"]),
-        toml("job = 4\n", &["`job`", "is a section", "job.world_size"]),
-        toml("[job]\nworld_size = -1\n", &["job.world_size", "from 1 to 65536", "not `-1`"]),
-        toml("[job]\nworld_size = 4294967295\n", &["job.world_size", "from 1 to 65536"]),
-        toml("[job]\nworld_size = 1.5\n", &["job.world_size", "a whole number", "not `1.5`"]),
-        toml("[job]\nworld_size = [4]\n", &["job.world_size", "a whole number", "not a list"]),
-        toml("[job.world_size]\nx = 4\n", &["job.world_size", "not a table"]),
-        toml("[job]\nworld_size = 1979-05-27\n", &["job.world_size", "a whole number", "not a date"]),
-        toml("[model]\ntemperature = nan\n", &["model.temperature", "a number, 0 or more"]),
-        toml("[model]\ntop_p = inf\n", &["model.top_p", "more than 0 and at most 1"]),
         toml("[process_group]\ntimeout = 30\n", &["process_group.timeout", "the unit is missing", "`30s`"]),
-        toml("[process_group]\nself_check = 'no'\n", &["process_group.self_check", "true or false"]),
-        toml("\"job.name\" = 'x'\n", &["unknown setting", "did you mean `job.name`"]),
         toml("[job]\nnmae = 'x'\n[log]\nformat = 'xml'\n", &["2 problems", "job.nmae", "log.format"]),
-        toml("[[job]]\nname = 'x'\n", &["`job`"]),
         toml("\"\\u001b[31mx\" = 1\n", &["unknown setting: `x`"]).without("\x1b"),
-        Case::new("config show --config {}/a.toml", &["20000 problems", "more characters"])
+        Case::new("config show --config {}/a.toml", &["2000 problems", "more characters"])
             .named("many unknown settings")
-            .file(
-                "a.toml",
-                (0..20_000).map(|number| format!("z{number} = 1\n")).collect::<Vec<_>>().concat(),
-            ),
+            .file("a.toml", (0..2000).map(|number| format!("z{number} = 1\n")).collect::<Vec<_>>().concat()),
         Case::new("config show --config {}/a.toml", &["{}/a.toml", "not UTF-8 text", "is it the right one?"])
             .file("a.toml", vec![0xff, 0xfe]),
         Case::new("config show --config /no/such/file", &["/no/such/file", "No such file"]),
@@ -202,9 +131,6 @@ pub(crate) fn files() -> Vec<Case> {
     ];
     for (content, word) in [
         (Content::Pipe, "this is a pipe"),
-        (Content::Folder, "this is a folder"),
-        (Content::Socket, "this is a socket"),
-        (Content::Device, "this is a device"),
         (Content::Sparse(1 << 40), "more than 1MiB"),
         (Content::Writable("[job]"), "it has mode 0666, so other users can write it"),
     ] {
@@ -250,11 +176,8 @@ pub(crate) fn joining() -> Vec<Case> {
             .variable("RYZ_SECRET_FILE", "{}/secret")
             .variable("WORLD_SIZE", "1")
     };
-    let mut cases = vec![
+    vec![
         check(&["WORLD_SIZE", "from 1 to 65536", "not `4294967295`"]).variable("WORLD_SIZE", "4294967295"),
-        check(&["WORLD_SIZE", "from 1 to 65536", "not `0`"]).variable("WORLD_SIZE", "0"),
-        check(&["WORLD_SIZE", "a whole number", "not `-1`"]).variable("WORLD_SIZE", "-1"),
-        check(&["WORLD_SIZE", "a whole number", "not `two`"]).variable("WORLD_SIZE", "two"),
         check(&["WORLD_SIZE", "a whole number", "not nothing"]).variable("WORLD_SIZE", ""),
         check(&["this job has 2 ranks", "ryz launch --world-size 2"]).variable("WORLD_SIZE", "2"),
         check(&["RANK is set", "MASTER_ADDR, the rendezvous address, is not", "MASTER_PORT"])
@@ -264,7 +187,6 @@ pub(crate) fn joining() -> Vec<Case> {
         master(&["MASTER_ADDR is set, but RANK is not", "set RANK and WORLD_SIZE", "unset MASTER_ADDR"]),
         master(&["RANK is 2, but WORLD_SIZE is 2"]).variable("RANK", "2"),
         master(&["RANK is `x`, not a whole number"]).variable("RANK", "x"),
-        master(&["RANK is `4294967296`, not a whole number"]).variable("RANK", "4294967296"),
         master(&["MASTER_PORT is `x`"]).variable("RANK", "0").variable("MASTER_PORT", "x"),
         master(&["MASTER_PORT is 70000", "65535"]).variable("RANK", "0").variable("MASTER_PORT", "70000"),
         master(&["MASTER_ADDR", "has no address"])
@@ -289,14 +211,7 @@ pub(crate) fn joining() -> Vec<Case> {
             .variable("RYZ_SECRET_FD", "0"),
         secret(&["{}/secret", "No such file", "head -c 32 /dev/urandom"]),
         secret(&["{}/secret", "has mode", "chmod 0600"]).file("secret", "0f".repeat(32)),
-    ];
-    for (what, content) in [
-        ("a folder", Content::Folder),
-        ("a pipe", Content::Pipe),
-        ("a socket", Content::Socket),
-        ("a link", Content::Device),
-    ] {
-        cases.push(secret(&["{}/secret"]).named(what).file("secret", content));
-    }
-    cases
+        secret(&["{}/secret"]).named("a pipe").file("secret", Content::Pipe),
+        secret(&["{}/secret"]).named("a link").file("secret", Content::Device),
+    ]
 }

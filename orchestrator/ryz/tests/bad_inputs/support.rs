@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -28,7 +27,6 @@ const NOBODY: u32 = 65534;
 pub(crate) enum Content {
     Bytes(Vec<u8>),
     Pipe,
-    Socket,
     Folder,
     Device,
     /// So many bytes that nobody wrote.
@@ -67,8 +65,6 @@ impl Content {
                 use rustix::fs::{CWD, FileType, Mode, mknodat};
                 mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
             }
-            // The file stays when the listener is gone.
-            Self::Socket => drop(UnixListener::bind(path).expect("a socket")),
             Self::Folder => std::fs::create_dir(path).expect("a folder"),
             Self::Device => std::os::unix::fs::symlink("/dev/zero", path).expect("a link"),
             Self::Sparse(length) => File::create(path).expect("a file").set_len(*length).expect("as long"),
