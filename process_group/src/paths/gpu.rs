@@ -6,7 +6,7 @@ use crate::types::dtype::DType;
 use crate::types::operation::ReduceOp;
 
 /// Returns the table of a group in which NCCL executes all calls.
-pub(crate) fn nccl_table(world_size: usize) -> PathTable {
+pub(super) fn nccl_table(world_size: usize) -> PathTable {
     PathTable::single(Path::Nccl, world_size, "NCCL carries every call on the memory of GPUs")
 }
 

@@ -49,8 +49,7 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Returns the tiles of a product `[m, outputs]` with which the multiprocessors are busy for the shortest time, with as many leaves of
-    /// a sum in each block as possible.
+    /// Returns the tiles of a product `[m, outputs]` with which the multiprocessors are busy for the shortest time.
     fn choose([m, outputs, leaves]: [usize; 3], is_gated: bool, multiprocessors: u32) -> Self {
         let fill = multiprocessors as usize;
         let parts = |tiles: &Self| tiles.parts(m, outputs);

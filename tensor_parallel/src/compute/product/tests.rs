@@ -81,20 +81,27 @@ fn products_of_whole_numbers_are_exact_over_several_blocks_and_threads() {
 
 #[test]
 fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
-    let [m, k, n] = [21, 608, 77];
-    for set in instruction_set::supported() {
-        for dtype in [DType::BF16, DType::F32] {
-            let w = Storage::rounded(values(n * k, 2), dtype).unwrap();
-            let all = values(m * k, 1);
-            let product = |x: &[f32], threads| {
-                let (x, threads) =
-                    (Storage::rounded(x.to_vec(), dtype).unwrap(), Threads::new(threads, "test"));
-                let shape = [x.widened().len() / k, k, n];
-                Products::new(set).multiply::<f32>(&threads, (&[&x], &w), None, shape)
-            };
-            let together = product(&all, 2);
-            for (row, (x, together)) in all.chunks_exact(k).zip(together.chunks_exact(n)).enumerate() {
-                assert!(*product(x, 1) == *together, "{set}, {dtype}, row {row}");
+    // With 300 rows, tiles take the depth in parts.
+    for ([m, k, n], leaves, every) in
+        [([21, 608, 77], 1, 1), ([300, 608, 40], 1, 97), ([300, 544, 40], 2, 97)]
+    {
+        for set in instruction_set::supported() {
+            for dtype in [DType::BF16, DType::F32] {
+                let w = Storage::rounded(values(leaves * n * k, 2), dtype).unwrap();
+                let all: Vec<_> = (0..leaves as u64).map(|leaf| values(m * k, 3 + leaf)).collect();
+                let product = |rows: Range<usize>, threads| {
+                    let part = |x: &Vec<f32>| {
+                        Storage::rounded(x[rows.start * k..rows.end * k].to_vec(), dtype).unwrap()
+                    };
+                    let xs: Vec<_> = all.iter().map(part).collect();
+                    let xs: Vec<_> = xs.iter().collect();
+                    let threads = Threads::new(threads, "test");
+                    Products::new(set).multiply::<f32>(&threads, (&xs, &w), None, [rows.len(), k, n])
+                };
+                let together = product(0..m, 2);
+                for (row, together) in together.chunks_exact(n).enumerate().step_by(every) {
+                    assert!(*product(row..row + 1, 1) == *together, "{set}, {dtype}, row {row} of {m}");
+                }
             }
         }
     }

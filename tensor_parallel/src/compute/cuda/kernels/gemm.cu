@@ -29,7 +29,7 @@ constexpr int ROWS = GROUPS * TILES * 64, OUTPUTS = GATED ? ROWS / 2 : ROWS;
 constexpr int BOX = least(OUTPUTS, 64);
 constexpr u32 BOX_BYTES = BOX * DEPTH * 2;
 // Sums on their way from registers to the result, [AT_ONCE, ROWS]: rows are longer by 16 bytes, so that they lie in different banks.
-// A block that shares a multiprocessor puts them in the place of the stages.
+// A block of one warp group puts them in the place of the stages.
 constexpr int AT_ONCE = PERSISTENT ? 16 : TOKENS, PITCH = ROWS + 4;
 // Vectors of the result that a thread adds before it writes any, so that their reads overlap.
 constexpr int OF_THREAD = (TOKENS * OUTPUTS + CONSUMERS * 4 - 1) / (CONSUMERS * 4);
