@@ -137,7 +137,10 @@ pub fn scan(mut text: impl BufRead) -> io::Result<Vec<Found>> {
     while text.by_ref().take(LONGEST).read_until(b'\n', &mut bytes)? > 0 {
         let words = String::from_utf8_lossy(&bytes);
         let words = words.trim_end_matches(['\n', '\r']);
-        if let Line::Known { entry, .. } = explainer.explain(words) {
+        // A remark is an error only to an entry about remarks.
+        if let Line::Known { entry, .. } = explainer.explain(words)
+            && (!is_remark(&without_colors(words)) || is_remark(&entry.sample))
+        {
             if let Some(found) = all.iter_mut().find(|found| found.entry.id == entry.id) {
                 found.count += 1;
             } else {
@@ -319,10 +322,13 @@ mod tests {
         let log = "starting\n\
                    [rank 1] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000\n\
                    [rank 0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\n\
+                   n:1:1 [0] NCCL INFO Call to connect returned Connection refused, retrying\n\
+                   n:1:1 [0] NCCL INFO NET/Plugin : libnccl-net.so: cannot open shared object file: No such file or directory\n\
+                   [W socket.cpp:601] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 97).\n\
                    [rank 0] ncclInvalidUsage: This usually reflects invalid usage of NCCL library.";
         let all = scan(log.as_bytes()).expect("memory");
         let found: Vec<_> = all.iter().map(|found| (&*found.entry.id, found.line, found.count)).collect();
-        assert_eq!(found, [("nccl-duplicate-gpu", 2, 2), ("nccl-invalid-call", 4, 1)]);
+        assert_eq!(found, [("nccl-duplicate-gpu", 2, 2), ("nccl-invalid-call", 7, 1)]);
         let text = found_table(&all, Screen::PLAIN);
         assert!(text.starts_with("nccl-duplicate-gpu (line 2, in 2 lines)\n  [rank 1] NCCL WARN"), "{text}");
         assert!(

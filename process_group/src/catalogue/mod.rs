@@ -56,6 +56,7 @@ pub struct Section {
 struct File {
     noise: Vec<String>,
     frames: Vec<String>,
+    misleading: Vec<String>,
     /// What `<xid>` in a pattern stands for.
     xid: String,
     sections: Vec<Section>,
@@ -68,6 +69,7 @@ enum Meaning {
     Entry(usize, usize),
     Frame,
     Noise,
+    Misleading,
 }
 
 struct Catalogue {
@@ -83,7 +85,7 @@ impl Catalogue {
     fn parse(text: &str) -> Result<Self, String> {
         /// Maximum size of the states, in bytes; if it is reached, they are built anew.
         const STATES: usize = 16 << 20;
-        let File { noise, frames, xid, mut sections } =
+        let File { noise, frames, misleading, xid, mut sections } =
             toml::from_str(text).map_err(|error| error.to_string())?;
         let entries = sections.iter_mut().flat_map(|section| &mut section.entries);
         for pattern in entries.flat_map(|entry| &mut entry.patterns) {
@@ -97,7 +99,9 @@ impl Catalogue {
                 meanings.resize(patterns.len(), Meaning::Entry(s, e));
             }
         }
-        for (list, meaning) in [(&frames, Meaning::Frame), (&noise, Meaning::Noise)] {
+        let others =
+            [(&frames, Meaning::Frame), (&noise, Meaning::Noise), (&misleading, Meaning::Misleading)];
+        for (list, meaning) in others {
             patterns.extend(list);
             meanings.resize(patterns.len(), meaning);
         }
@@ -192,6 +196,8 @@ impl LineExplainer {
                 Meaning::Entry(s, e) => entry = entry.or(Some((pattern, &CATALOGUE.sections[s].entries[e]))),
                 Meaning::Frame => is_frame = true,
                 Meaning::Noise => is_noise = true,
+                // Patterns of entries come first.
+                Meaning::Misleading => entry = None,
             }
         }
         if is_frame {
