@@ -104,6 +104,11 @@ impl Builder {
     /// [`Error::Configuration`] for wrong settings; otherwise the errors of [`Orchestrator::initialize`].
     pub fn initialize(self) -> Result<Orchestrator, Error> {
         let Self { config, set, environment, rendezvous, device } = self;
+        // Of this process, as it is, because the path of a file need not be text.
+        let file = match &environment {
+            Some(given) => given.get("RYZ_CONFIG").map(PathBuf::from),
+            None => std::env::var_os("RYZ_CONFIG").map(PathBuf::from),
+        };
         let environment = environment.unwrap_or_else(rendezvous::process_environment);
         let config = match config {
             Some(config) if set.is_empty() => config,
@@ -117,12 +122,7 @@ impl Builder {
                 let flags = set.into_iter().map(|(key, value)| (key, value, "Builder::set".into())).collect();
                 let variables =
                     environment.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-                let sources = Sources {
-                    file: environment.get("RYZ_CONFIG").map(PathBuf::from),
-                    default_file: None,
-                    environment: variables,
-                    flags,
-                };
+                let sources = Sources { file, default_file: None, environment: variables, flags };
                 Config::load(&sources).map_err(|error| Error::Configuration(error.to_string()))?
             }
         };

@@ -196,6 +196,11 @@ fn configured_secret(environment: &Environment) -> Result<Option<Secret>> {
         return secret::from_descriptor(number).map(Some).map_err(Error::Configuration);
     }
     let Some(path) = environment.get("RYZ_SECRET_FILE") else { return Ok(None) };
+    if path.contains(char::REPLACEMENT_CHARACTER) {
+        return Err(Error::Configuration(
+            "the environment variable RYZ_SECRET_FILE is not UTF-8 text; change it, or leave it out".into(),
+        ));
+    }
     secret::from_file(path.as_ref()).map(Some).map_err(Error::Configuration)
 }
 

@@ -82,7 +82,7 @@ pub struct Job {
     /// Its arguments.
     pub arguments: Vec<OsString>,
     /// Environment variables of the ranks, in addition to those of the launcher.
-    pub environment: Vec<(String, String)>,
+    pub environment: Vec<(String, OsString)>,
     /// The file with the job's secret; a job on several nodes needs one. `None` makes a fresh secret.
     pub secret_file: Option<PathBuf>,
     /// The folder of the socket on which `ryz status` finds the job, from [`status::folder`](crate::status::folder()). `None`

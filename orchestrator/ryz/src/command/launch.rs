@@ -216,7 +216,7 @@ impl Args {
             program,
             arguments,
             environment: self.handed_down(&config, &environment)?,
-            secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
+            secret_file: std::env::var_os("RYZ_SECRET_FILE").map(PathBuf::from),
             status_folder: Some(status::folder(&environment)),
             output: self.output(screen),
             config,
@@ -235,21 +235,22 @@ impl Args {
         &self,
         config: &Config,
         environment: &Environment,
-    ) -> anyhow::Result<Vec<(String, String)>> {
-        let mut variables: Vec<_> = ryzanstein_config::keys()
+    ) -> anyhow::Result<Vec<(String, OsString)>> {
+        let mut variables: Vec<(String, OsString)> = ryzanstein_config::keys()
             .zip(config.entries())
             .filter(|(_, entry)| matches!(entry.source, Source::Flag(_)))
-            .map(|(key, entry)| (key.environment_variable(), entry.value))
+            .map(|(key, entry)| (key.environment_variable(), entry.value.into()))
             .collect();
-        if let Some(file) = self.file.used(environment) {
+        if let Some(file) = self.file.used() {
             // Absolute, because the program may change its folder.
             let file =
                 std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
-            variables.push(("RYZ_CONFIG".into(), file.display().to_string()));
+            variables.push(("RYZ_CONFIG".into(), file.into()));
         }
         // The ranks cannot see the effect of this process's terminal on the logs.
-        variables.push(("RYZ_LOG__LEVEL".into(), config.log.level.clone()));
-        variables.extend(nccl_settings::missing(config, environment));
+        variables.push(("RYZ_LOG__LEVEL".into(), config.log.level.clone().into()));
+        let missing = nccl_settings::missing(config, environment);
+        variables.extend(missing.into_iter().map(|(name, value)| (name, value.into())));
         Ok(variables)
     }
 }

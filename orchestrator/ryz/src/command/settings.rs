@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ryzanstein_config::{Config, ConfigError, Source, Sources, WorldSize};
+use ryzanstein_orchestrator::rendezvous::placement;
 pub(crate) use ryzanstein_orchestrator::rendezvous::process_environment as environment;
-use ryzanstein_orchestrator::rendezvous::{Environment, placement};
 use ryzanstein_process_group::Error;
 use ryzanstein_process_group::device::{Libraries, LibrarySearch};
 
@@ -26,23 +26,22 @@ pub(crate) struct ConfigFile {
 impl ConfigFile {
     /// Merges all layers.
     pub(crate) fn load(&self, flags: Flags) -> Result<Config, ConfigError> {
-        let environment = environment();
         Config::load(&Sources {
-            file: self.chosen(&environment),
+            file: self.chosen(),
             default_file: Some(DEFAULT_FILE.into()),
-            environment: environment.into_iter().collect(),
+            environment: environment().into_iter().collect(),
             flags,
         })
     }
 
     /// Returns the file that [`load`](Self::load) reads, if there is one.
-    pub(crate) fn used(&self, environment: &Environment) -> Option<PathBuf> {
-        self.chosen(environment).or_else(|| Path::new(DEFAULT_FILE).exists().then(|| DEFAULT_FILE.into()))
+    pub(crate) fn used(&self) -> Option<PathBuf> {
+        self.chosen().or_else(|| Path::new(DEFAULT_FILE).exists().then(|| DEFAULT_FILE.into()))
     }
 
     /// Returns the file that a flag or the environment names.
-    fn chosen(&self, environment: &Environment) -> Option<PathBuf> {
-        self.named().or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from))
+    fn chosen(&self) -> Option<PathBuf> {
+        self.named().or_else(|| std::env::var_os("RYZ_CONFIG").map(PathBuf::from))
     }
 
     /// Returns the file that was named by flag.

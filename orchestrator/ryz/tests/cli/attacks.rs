@@ -380,11 +380,14 @@ fn a_user_who_may_start_nothing_more_is_told_so() {
 
 #[test]
 fn variables_that_are_not_text_are_refused_by_name() {
-    let script = format!("RYZ_JOB__NAME=$(printf '\\377') exec {RYZ} config show");
-    let mut command = Command::new("sh");
-    command.args(["-c", &script]);
-    let output = Run::of(command).finish();
-    assert_eq!(output.status.code(), Some(2));
-    let stderr = text(&output.stderr);
-    assert!(stderr.contains("the environment variable RYZ_JOB__NAME is not UTF-8 text"), "{stderr}");
+    for (name, command) in [("RYZ_JOB__NAME", "config show"), ("RYZ_SECRET_FILE", "check")] {
+        let others = "RYZ_RENDEZVOUS=127.0.0.1:1 WORLD_SIZE=1";
+        let script = format!("{others} {name}=$(printf '\\377') exec {RYZ} {command}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        let output = Run::of(command).finish();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(&format!("the environment variable {name} is not UTF-8 text")), "{stderr}");
+    }
 }

@@ -19,6 +19,21 @@ fn a_job_without_a_program_checks_that_its_ranks_find_each_other() {
 }
 
 #[test]
+fn settings_in_a_folder_whose_name_is_not_text_reach_the_ranks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = format!(
+        "umask 077; cd '{}' && d=$(printf 'm\\377') && mkdir \"$d\" && cd \"$d\" && echo 'job.name = \"z\"' > ryzanstein.toml && \
+         exec {} launch -n 2 -- {1} config show",
+        folder.path().display(),
+        env!("CARGO_BIN_EXE_ryz")
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]);
+    let output = Run::of(command).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn the_exit_code_is_that_of_the_rank_that_failed_and_the_report_names_it() {
     let script = "[ $RANK != 1 ] && exec sleep 600; echo the disk is full >&2; exit 7";
     let output = Run::launch(&["--world-size", "3"], script).finish();
