@@ -84,11 +84,17 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
         let port = number(environment, "MASTER_PORT")?.ok_or_else(|| {
             Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not; set both".into())
         })?;
-        let port = u16::try_from(port).map_err(|_| {
-            Error::Configuration(format!("MASTER_PORT is {port}, not a port from 0 to 65535"))
+        let port = u16::try_from(port).ok().filter(|port| *port != 0).ok_or_else(|| {
+            Error::Configuration(format!("MASTER_PORT is {port}, not a port from 1 to 65535"))
         })?;
-        let server = HostPort::new(host.as_str(), port)
-            .map_err(|error| Error::Configuration(format!("MASTER_ADDR: {error}")))?;
+        let host = host.trim();
+        let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let server = HostPort::new(address.filter(|host| host.contains(':')).unwrap_or(host), port);
+        let server = server.map_err(|_| {
+            Error::Configuration(format!(
+                "MASTER_ADDR is `{host}`; expected a host without a port, such as `node0`; set its port as MASTER_PORT"
+            ))
+        })?;
         from_master_address(config, environment, server, deadline)?
     } else {
         single_process(config, environment)?

@@ -189,6 +189,17 @@ pub(crate) fn joining() -> Vec<Case> {
         master(&["RANK is `x`, not a whole number"]).variable("RANK", "x"),
         master(&["MASTER_PORT is `x`"]).variable("RANK", "0").variable("MASTER_PORT", "x"),
         master(&["MASTER_PORT is 70000", "65535"]).variable("RANK", "0").variable("MASTER_PORT", "70000"),
+        master(&["MASTER_PORT is 0", "from 1 to"]).variable("RANK", "0").variable("MASTER_PORT", "0"),
+        master(&["MASTER_ADDR is `a:1`", "a host without a port, such as `node0`"])
+            .variable("RANK", "0")
+            .variable("MASTER_ADDR", "a:1"),
+        master(&["MASTER_ADDR is ``", "a host without a port"])
+            .variable("RANK", "0")
+            .variable("MASTER_ADDR", ""),
+        master(&["RANK is 2, but WORLD_SIZE is 2"])
+            .named("MASTER_ADDR in brackets")
+            .variable("RANK", "2")
+            .variable("MASTER_ADDR", "[::1] "),
         master(&["MASTER_ADDR", "has no address"])
             .variable("RANK", "0")
             .variable("MASTER_ADDR", "no-such-host.invalid")
