@@ -7,7 +7,7 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use ryzanstein_config::OtlpConfig;
+use ryzanstein_config::{HostPort, OtlpConfig};
 use tracing_subscriber::filter::{FilterExt as _, FilterFn, LevelFilter};
 use tracing_subscriber::layer::Layer as _;
 
@@ -56,6 +56,7 @@ pub(super) fn start(
 ) -> Result<(Export, BoxedLayer), TelemetryError> {
     let Endpoint { key, url } = endpoint;
     let refuse = |why: String| TelemetryError::Spans { key, endpoint: url.clone(), why };
+    check(&url).map_err(refuse)?;
     let runtime = RuntimeThread::start("ryz-otlp").map_err(|error| refuse(error.to_string()))?;
     let exporter = {
         let _context = runtime.handle().enter();
@@ -74,6 +75,21 @@ pub(super) fn start(
     let ours = ours.with_max_level_hint(LevelFilter::TRACE);
     let layer = layer.with_filter(logs::filter("otlp.level", &config.level)?.and(ours)).boxed();
     Ok((Export { provider, _runtime: runtime }, layer))
+}
+
+/// Checks what the library would notice only when it sends: scheme, host and port.
+fn check(url: &str) -> Result<(), String> {
+    let (scheme, rest) = url.split_once("://").ok_or("it has no scheme")?;
+    if !scheme.eq_ignore_ascii_case("http") {
+        return Err(format!("`{scheme}` is not http"));
+    }
+    let place = rest.split(['/', '?']).next().unwrap_or_default();
+    let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+    // The port that HTTP has by itself.
+    let has_port = place.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
+    let place = if has_port { place.to_owned() } else { format!("{place}:80") };
+    let server: HostPort = place.parse().map_err(|_| format!("`{place}` is not HOST:PORT"))?;
+    if server.port() == 0 { Err("0 is no port to connect to".into()) } else { Ok(()) }
 }
 
 /// Returns the identity of the sender, in addition to the attributes in `OTEL_RESOURCE_ATTRIBUTES`.

@@ -189,7 +189,15 @@ fn a_collector_that_is_not_there_or_never_answers_changes_nothing() {
 
 #[test]
 fn an_endpoint_that_cannot_be_used_is_a_wrong_setting() {
-    for endpoint in ["https://127.0.0.1:4317", "no url"] {
+    for endpoint in [
+        "https://127.0.0.1:4317",
+        "no url",
+        "ftp://x",
+        "unix:///tmp/x",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:0",
+        "http://:4317",
+    ] {
         let output = generate(&[("RYZ_OTLP__ENDPOINT", endpoint)]);
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{told}");
