@@ -229,7 +229,15 @@ fn encode(request: &Request, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, 
         (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
         (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text),
         (Prompt::Chat(messages), Some(tokenizer)) => {
-            tokenizer.encode_raw(&render(&ChatTemplate::open(&request.model)?, messages)?)
+            let template = ChatTemplate::open(&request.model)?;
+            let tokens = tokenizer.encode_raw(&render(&template, messages)?)?;
+            if tokens.is_empty() {
+                return Err(Error::Input(format!(
+                    "the chat template of {} renders a prompt without tokens; mend it, or omit --chat",
+                    template.file().display()
+                )));
+            }
+            Ok(tokens)
         }
         (Prompt::Text(_) | Prompt::Chat(_), None) => Err(Error::Input(format!(
             "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",

@@ -110,7 +110,11 @@ impl ChatTime {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "`chat_template`: expected a string, or a list of {name, template}; mend it, or save the template as \
+                 chat_template.jinja in the same folder"
+)]
 enum Templates {
     One(String),
     Several(Vec<NamedTemplate>),

@@ -226,6 +226,7 @@ pub(crate) fn templates() -> Vec<Case> {
         template(loops, &["it takes more than"]),
         template(nested, &["nests values, expressions or blocks too deeply"]),
         template("{% if %}", &["syntax error"]),
+        template("{# nothing #}", &["renders a prompt without tokens", "omit --chat"]),
     ]
 }
 

@@ -197,7 +197,10 @@ fn a_folder_without_the_one_template_is_refused_with_what_it_has() {
     let error = refused(&json!({ "chat_template": several })).to_string();
     assert!(error.contains("(rag, tool_use)") && error.contains("chat_template.jinja"), "{error}");
     let error = refused(&json!({ "chat_template": 3 })).to_string();
-    assert!(error.contains("tokenizer_config.json: "), "{error}");
+    assert!(
+        error.contains("tokenizer_config.json: `chat_template`: expected a string, or a list"),
+        "{error}"
+    );
     let error = rendered("{% if %}").unwrap_err().to_string();
     assert!(error.contains("the chat template of ") && error.contains("tokenizer_config.json"), "{error}");
 }
