@@ -74,7 +74,8 @@ const LONGEST_HEAD: u64 = 1 << 16;
 const MOST_TOKENS: u64 = 1 << 24;
 const MOST_FEATURES: u64 = 1 << 28;
 
-/// Keys of `generation_config.json` that change which token is chosen, each with the number that changes nothing.
+/// Keys of `generation_config.json` that change the greedy choice too, each with the number that changes nothing. Those of sampling
+/// alone, such as `temperature`, are defaults of another program: a request here is greedy unless it says otherwise.
 const CHOICE_OF_TOKENS: [(&str, Option<f64>); 13] = [
     ("bad_words_ids", None),
     ("begin_suppress_tokens", None),
