@@ -36,7 +36,8 @@ pub(crate) fn run(group: &mut ProcessGroup) -> Result<()> {
     group.force_path(None)?;
     if group.world_size() > 1 {
         dtypes(group)?;
-        let bytes = group.thresholds().into_iter().filter(|bytes| *bytes <= MOST_BYTES);
+        // Nothing is below a threshold of 0.
+        let bytes = group.thresholds().into_iter().filter(|bytes| (1..=MOST_BYTES).contains(bytes));
         let around = bytes.flat_map(|bytes| [bytes.div_ceil(4) - 1, bytes.div_ceil(4)]);
         let large = LARGE.into_iter().filter(|_| group.device().is_some());
         for length in around.chain(large).collect::<Vec<_>>() {

@@ -119,8 +119,12 @@ fn jobs_take_the_measured_paths_and_say_so() {
     let check = well(&ryz(state.path(), &["check", "-n", "2"], &[("RYZ_PROCESS_GROUP__BACKEND", "tcp")])).0;
     assert!(check.contains(measured), "{check}");
 
-    // A table there that does not fit is left alone, with a warning.
+    // A range may begin at 0 bytes.
     let table = std::fs::read_to_string(&file).expect("the table");
+    std::fs::write(&file, table.replace("\"from_bytes\":1000", "\"from_bytes\":0")).expect("written");
+    assert_eq!(paths_of(&bench("2", &[]))[0].2, measured);
+
+    // A table there that does not fit is left alone, with a warning.
     std::fs::write(&file, table.replace("\"cpus\":", "\"cpus\":9")).expect("written");
     let foreign = bench("2", &[]);
     assert!(
