@@ -154,7 +154,12 @@ impl ProcessGroupManager {
         let backend_summary = summarize(backend, wanted, obstacle);
         // Information that is the same for all ranks is logged once.
         if rank.0 == 0 {
-            tracing::info!(rank = rank.0, %epoch, world_size, "backend {backend}: {backend_summary}");
+            tracing::info!(
+                rank = rank.0,
+                epoch = epoch.0,
+                world_size,
+                "backend {backend}: {backend_summary}"
+            );
             tracing::debug!(
                 rank = rank.0,
                 version = env!("CARGO_PKG_VERSION"),
@@ -162,7 +167,7 @@ impl ProcessGroupManager {
                 selection.reason
             );
         } else {
-            tracing::debug!(rank = rank.0, %epoch, world_size, "backend {backend}");
+            tracing::debug!(rank = rank.0, epoch = epoch.0, world_size, "backend {backend}");
         }
         let number = rank.to_string();
         metrics::gauge!(metric_names::EPOCH.name, "rank" => number.clone()).set(epoch.0 as f64);
