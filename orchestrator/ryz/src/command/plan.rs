@@ -78,6 +78,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         memory: args.memory.map(ByteSize::get).or_else(smallest_gpu),
         memory_fraction: f64::from(config.device.memory_fraction.get()),
         interconnect: args.interconnect,
+        numerics: config.model.numerics,
     };
     let plan = plan::plan(&model, &request)?;
     screen.show(args.format, &plan, |screen| plan.table(screen));

@@ -4,6 +4,7 @@
 mod report;
 
 use ryzanstein_benches::suite::link::NCCL_CALL;
+use ryzanstein_config::Numerics;
 use ryzanstein_process_group::paths::gpu::shared_bytes;
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{LinkModel, estimate};
@@ -11,7 +12,7 @@ use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{DType, Operation, ReduceOp};
 use ryzanstein_tensor_parallel::model::{Footprint, all_reduces, footprint, tensors};
 use ryzanstein_tensor_parallel::shard::padded_vocabulary;
-use ryzanstein_tensor_parallel::{ConfigurationError, Error, LlamaConfig};
+use ryzanstein_tensor_parallel::{ConfigurationError, Error, LlamaConfig, check_world_size};
 use serde::Serialize;
 
 use crate::interconnect::Interconnect;
@@ -45,6 +46,8 @@ pub struct Request {
     pub memory_fraction: f64,
     /// The interconnect of the GPUs.
     pub interconnect: Interconnect,
+    /// The numerics, which determine the legal world sizes: `model.numerics`.
+    pub numerics: Numerics,
 }
 
 /// The requirements of a model on each number of GPUs.
@@ -137,6 +140,7 @@ pub fn plan(config: &LlamaConfig, request: &Request) -> Result<Plan, Error> {
         dtype,
         batch: request.batch,
         link: request.interconnect,
+        numerics: request.numerics,
         memory: request.memory,
         budget: request.memory.map(|memory| (memory as f64 * request.memory_fraction) as u64),
     };
@@ -162,13 +166,15 @@ struct Planner<'a> {
     dtype: DType,
     batch: usize,
     link: Interconnect,
+    numerics: Numerics,
     memory: Option<u64>,
     budget: Option<u64>,
 }
 
 impl Planner<'_> {
     fn size(&self, world_size: usize, context: usize) -> Result<Size, Error> {
-        let footprint = match self.footprint(world_size, context) {
+        let checked = check_world_size(self.config, world_size, self.numerics);
+        let footprint = match checked.and_then(|()| self.footprint(world_size, context)) {
             Ok(footprint) => footprint,
             Err(Error::Configuration(ConfigurationError::WorldSize { source, .. })) => {
                 return Ok(Size { world_size, why: Some(source.to_string()), ..Size::default() });

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use ryzanstein_orchestrator::table::Screen;
+use ryzanstein_tensor_parallel::legal_world_sizes;
 
 /// A model as its `config.json` describes it, and its published figures.
 struct Known {
@@ -136,6 +137,7 @@ fn usual() -> Request {
         memory: Some(80 << 30),
         memory_fraction: 0.9,
         interconnect: Interconnect::NVLINK4,
+        numerics: Numerics::Fast,
     }
 }
 
@@ -164,6 +166,15 @@ fn known_models_have_their_parameters_and_legal_world_sizes() {
             );
         }
     }
+}
+
+#[test]
+fn invariant_numerics_have_the_legal_world_sizes_of_a_job() {
+    let config = model("Llama-3-8B");
+    let request = Request { world_size: Some(16), numerics: Numerics::Invariant, ..usual() };
+    let sizes: Vec<_> = legal(&plan(&config, &request).unwrap()).map(|size| size.world_size).collect();
+    assert_eq!(sizes, legal_world_sizes(&config, 16, Numerics::Invariant));
+    assert_eq!(sizes, [1, 2, 4, 8]);
 }
 
 #[test]
