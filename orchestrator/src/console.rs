@@ -186,7 +186,8 @@ impl Stream {
         });
         if let Err(error) = thread {
             // A system without a thread for this starts no rank either. Nothing runs yet, so this may block.
-            eprintln!("ryz: no thread for {name}: {error}; nothing more is written there");
+            let told = format!("ryz: no thread for {name}: {error}; nothing more is written there\n");
+            let _ = io::Write::write_all(&mut io::stderr(), told.as_bytes());
             shared.close(Errno::AGAIN);
         }
         Self(shared)

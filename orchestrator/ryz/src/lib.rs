@@ -1,5 +1,8 @@
 //! The `ryz` command. A library only for its own tests; programs embed `ryzanstein-orchestrator`.
 
+// It panics if standard error cannot be written.
+#![deny(clippy::print_stderr)]
+
 pub mod check;
 pub mod command;
 pub mod doctor;

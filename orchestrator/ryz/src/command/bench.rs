@@ -115,7 +115,7 @@ fn measure(
         match event {
             Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
             Event::Absent { variant, why } if is_first => {
-                progress.aside(|| eprintln!("ryz: {variant} is left out: {why}"));
+                progress.aside(|| screen::print_aside(&format!("ryz: {variant} is left out: {why}\n")));
             }
             Event::Absent { .. } => {}
             Event::Row(row) => {
@@ -146,7 +146,7 @@ fn measure(
         Format::Table => tell(&format!("\n{}", report.conclusion(stdout))),
         Format::Html => tell(&report.text(shown)),
         // There is no room for the verdicts on standard output.
-        Format::Json | Format::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
+        Format::Json | Format::Csv if is_first => screen::print_aside(&report.targets(screen.stderr())),
         Format::Json | Format::Csv => {}
     }
     if let Some(file) = out {

@@ -261,9 +261,10 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         live.end(&response);
         if is_first && args.profile {
             let on_gpu = orchestrator.tensor_parallel().device().is_some();
-            eprint!("\n{}", table::profile(&response.profile, on_gpu, screen.stderr()));
+            let profile = table::profile(&response.profile, on_gpu, screen.stderr());
             let told = communication(orchestrator, &response, screen);
-            eprint!("{}{told}", if told.is_empty() { "" } else { "\n" });
+            let gap = if told.is_empty() { "" } else { "\n" };
+            screen::print_aside(&format!("\n{profile}{gap}{told}"));
         }
         Ok(())
     })

@@ -80,9 +80,10 @@ impl LiveText {
             Format::Json => screen::print(&format!("{}\n", response.json())),
             Format::Text => {
                 self.close_line();
-                eprintln!("{}", self.screen.paint(Tone::Faint, &summary(response)));
+                let summary = self.screen.paint(Tone::Faint, &summary(response));
+                screen::print_aside(&format!("{summary}\n"));
                 if let Some(digest) = &response.logits_digest {
-                    eprintln!("SHA-256 of the logits: {digest}");
+                    screen::print_aside(&format!("SHA-256 of the logits: {digest}\n"));
                 }
             }
         }

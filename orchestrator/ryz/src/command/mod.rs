@@ -21,7 +21,6 @@ mod tune_args;
 mod tune_nccl;
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -159,8 +158,7 @@ pub fn run() -> ExitCode {
                 return ExitCode::from(u8::try_from(code).unwrap_or(1));
             };
             let label = screen.stderr().paint(Tone::Bad, "error:");
-            // Standard error may be full as well.
-            let _ = writeln!(std::io::stderr(), "{label} cannot write to standard output: {error}");
+            screen::print_aside(&format!("{label} cannot write to standard output: {error}\n"));
             ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))
         }
         Err(error) if rank::is_told_by_the_launcher() => ExitCode::from(exit_code(&error)),
@@ -174,7 +172,7 @@ pub fn run() -> ExitCode {
                 console::stderr().say(&text);
                 console::flush(launch::FLUSH);
             } else {
-                eprint!("{text}");
+                screen::print_aside(&text);
             }
             ExitCode::from(exit_code(&error))
         }

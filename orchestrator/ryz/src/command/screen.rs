@@ -49,6 +49,11 @@ pub(crate) fn print(text: &str) {
     }
 }
 
+/// Writes to standard error. An error has no other place to go, so it is ignored.
+pub(crate) fn print_aside(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// Formats a value as one line of JSON.
 ///
 /// # Panics

@@ -50,5 +50,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
 /// Asks the jobs. One that has ended is left out; one that does not answer is reported, and does not hide the others.
 fn ask(clients: &[Client]) -> Vec<Job> {
     let answers = clients.iter().filter_map(|client| client.job().transpose());
-    answers.filter_map(|answer| answer.inspect_err(|error| eprintln!("warning: {error}")).ok()).collect()
+    let reported =
+        answers.map(|answer| answer.inspect_err(|error| screen::print_aside(&format!("warning: {error}\n"))));
+    reported.filter_map(Result::ok).collect()
 }

@@ -136,11 +136,11 @@ fn measure(
     screen: Screen,
 ) -> Result<Tuned, Error> {
     if let Some(told) = doctor::busy().filter(|_| is_first) {
-        eprintln!("{}", wrap(&format!("ryz: {told}"), 2, screen));
+        screen::print_aside(&(wrap(&format!("ryz: {told}"), 2, screen) + "\n"));
     }
     tune::run(orchestrator, request, &mut |step| {
         if is_first {
-            eprintln!("{step}");
+            screen::print_aside(&format!("{step}\n"));
         }
     })
 }

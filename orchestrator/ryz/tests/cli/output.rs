@@ -62,6 +62,14 @@ fn output_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
+fn an_error_that_cannot_be_written_keeps_its_exit_code() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("opened");
+    let mut command = Command::new(ryz());
+    command.args(["plan", "--model", "/no/such/model"]).stdin(Stdio::null()).stdout(Stdio::null());
+    assert_eq!(command.stderr(full).status().expect("ryz runs").code(), Some(2));
+}
+
+#[test]
 fn a_reader_that_leaves_early_is_no_error() {
     for arguments in [&["config", "show"][..], &["launch", "-n", "1", "--", "echo", "x"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");

@@ -46,7 +46,8 @@ pub(super) fn run(
         for variant in &comparison.variants {
             let code = comparison.measure(variant, round, file)?;
             if code != 0 {
-                eprintln!("ryz: --vary {}: {} failed in round {round}", vary.name(), variant.name);
+                let told = format!("ryz: --vary {}: {} failed in round {round}\n", vary.name(), variant.name);
+                screen::print_aside(&told);
                 return Ok(code);
             }
             if is_shown {
@@ -62,7 +63,7 @@ pub(super) fn run(
     }
     if is_shown {
         // There is no room for the table on standard output.
-        eprint!("{}", comparison.table(&rows, screen.stderr()));
+        screen::print_aside(&comparison.table(&rows, screen.stderr()));
     } else {
         screen::print(&comparison.table(&rows, screen.stdout()));
     }
