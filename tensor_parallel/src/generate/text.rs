@@ -66,13 +66,15 @@ impl<'a> TextStream<'a> {
         self.tokens.push(token);
         let new = self.decode_new()?;
         let mut released = String::new();
-        // The next token may complete a character.
-        if !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER) {
+        let special = self.tokenizer.special_token(token);
+        let ends_whole = !new.ends_with(char::REPLACEMENT_CHARACTER);
+        // The next token may complete a character, unless this one is special and a stop string may find it.
+        if !new.is_empty() && (ends_whole || (special.is_some() && !self.stop.is_empty())) {
             self.context = self.decoded;
             self.decoded = self.tokens.len();
             released = self.release(&new);
         }
-        if let Some(special) = self.tokenizer.special_token(token) {
+        if let Some(special) = special {
             self.hidden.push(self.held.len()..self.held.len() + special.len());
             released += &self.release(special);
         }
@@ -253,6 +255,17 @@ mod tests {
         assert_eq!(streamed("a<|call|>b", &["ab"]), "ab");
         assert_eq!(streamed("é<|call|><|end|>€", &["d|>€"]), "é");
         assert_eq!(streamed("a<|end|>", &["<|end|>more"]), "a");
+    }
+
+    #[test]
+    fn half_a_character_before_a_special_token_that_is_a_stop_string_is_shown() {
+        let tokenizer = bytes(&["<|end|>"]);
+        let mut tokens = tokenizer.encode("aé<|end|>").unwrap();
+        tokens.remove(2);
+        for stop in ["<|end|>", "d|>"] {
+            let text = streamed(&tokenizer, &[], &tokens, &[stop]).concat();
+            assert!(text.starts_with("a\u{fffd}"), "{stop}: {text}");
+        }
     }
 
     proptest! {
