@@ -1,5 +1,6 @@
 //! The flags of `ryz tune`.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use crate::topo::Preset;
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     pub(crate) bytes: Option<ByteSize>,
     /// With --nccl: sequences that are decoded at the same time [default: 1]
     #[arg(long, value_name = "B", requires = "model")]
-    pub(crate) batch: Option<u32>,
+    pub(crate) batch: Option<NonZeroU32>,
     /// With --nccl: number of nodes, all like this one [default: 1]
     #[arg(long, value_name = "M", requires = "nccl")]
     pub(crate) nnodes: Option<String>,

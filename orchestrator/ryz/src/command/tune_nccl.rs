@@ -85,13 +85,19 @@ fn no_gpus(why: &str) -> Error {
 /// Returns the bytes of the all-reduce of a decode step, or those that the user gives.
 fn message(args: &Args, config: &Config) -> anyhow::Result<Option<u64>> {
     if let Some(bytes) = args.bytes {
-        return Ok(Some(bytes.get().max(1)));
+        if bytes.get() == 0 {
+            return Err(Error::Configuration(
+                "--bytes 0: an all-reduce has at least one byte; pass a size above 0".into(),
+            )
+            .into());
+        }
+        return Ok(Some(bytes.get()));
     }
     let Some(named) = &config.model.directory else { return Ok(None) };
     let model = LlamaConfig::from_folder(&hub::resolve(named, &settings::environment())?)?;
     let dtype = config.model.dtype.map(element_type).or(model.stored_dtype);
     let bytes = dtype.map_or(4, DType::size) * model.hidden;
-    Ok(Some(bytes as u64 * u64::from(args.batch.unwrap_or(1).max(1))))
+    Ok(Some(bytes as u64 * args.batch.map_or(1, |batch| u64::from(batch.get()))))
 }
 
 fn as_json(found: &Found) -> Value {

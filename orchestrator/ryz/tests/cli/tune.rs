@@ -164,6 +164,8 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&tune(&["-n", "2", "--out", "."]), &["it is a folder"]);
     refused(&tune(&["--nccl", "--preset", "dgx"]), &["invalid value 'dgx' for '--preset"]);
     refused(&tune(&["--nccl", "--apply"]), &["cannot be used with"]);
+    refused(&tune(&["--nccl", "--preset", "pcie-only", "--bytes", "0"]), &["--bytes 0", "above 0"]);
+    refused(&tune(&["--nccl", "--preset", "pcie-only", "--model", ".", "--batch", "0"]), &["--batch"]);
 }
 
 #[test]
