@@ -13,8 +13,8 @@ const LANES: usize = 16;
 const MOST_COLUMNS: usize = 1 << 24;
 
 /// The reason of logits that are no finite numbers, and the remedy.
-const OVERFLOW: &str = "values have overflowed, or the weights are damaged; f16 ends at 65504, so compute in bf16 or f32 \
-                        (--dtype, model.dtype)";
+const OVERFLOW: &str = "values have overflowed, or the weights are damaged; in place of f16, which ends at 65504, compute in \
+                        bf16 or f32 (--dtype, model.dtype); raise a repetition penalty near 0";
 
 /// Returns the greatest value and its lowest index, or the first NaN if there is one. Nothing has negative infinity at 0.
 pub(crate) fn argmax(values: &[f32]) -> (f32, usize) {

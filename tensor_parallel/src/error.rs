@@ -152,7 +152,7 @@ pub enum ConfigurationError {
     #[error("top-p {0} must be above 0 and at most 1")]
     TopP(f64),
     /// A repetition penalty that is not a valid divisor.
-    #[error("repetition penalty {0} must be positive; 1 is none")]
+    #[error("repetition penalty {0} must be positive and finite; 1 is none")]
     RepetitionPenalty(f32),
     /// A presence or frequency penalty that is out of range.
     #[error("{name} penalty {value} must be from -2 to 2; 0 is none")]
