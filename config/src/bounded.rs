@@ -1,8 +1,8 @@
 //! Numbers with bounds. A value out of bounds cannot be constructed.
 
-use crate::ValueError;
 use crate::duration::LONGEST;
 use crate::setting::{Setting, public_setting};
+use crate::{ByteSize, ValueError};
 use std::time::Duration;
 
 macro_rules! bounded {
@@ -93,6 +93,13 @@ bounded! {
     /// The number of calls that a flight recorder keeps: 0 to 1048576.
     #[derive(Eq, Ord, Hash)]
     RecordedCalls(u32), |calls| calls <= 1 << 20, "a whole number from 0 to 1048576", "2048"
+}
+
+bounded! {
+    /// The maximum size of a message: 16 KiB or more, because a rank that joins must fit.
+    #[derive(Eq, Ord, Hash)]
+    MessageSize(ByteSize), |size| size >= ByteSize::kib(16),
+    "a size in bytes, or a number with a unit (KB, MB, GB, TB; KiB or K, MiB or M, GiB or G, TiB or T), at least 16KiB", "1MiB"
 }
 
 bounded! {

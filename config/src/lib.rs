@@ -58,7 +58,7 @@ mod size;
 mod source;
 mod tuning;
 
-pub use bounded::{Fraction, RecordedCalls, Temperature, Timeout, WorldSize};
+pub use bounded::{Fraction, MessageSize, RecordedCalls, Temperature, Timeout, WorldSize};
 pub use choice::{
     BackendChoice, BindChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat, ModelDType,
     NcclProfile, Numerics,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::{
     BackendChoice, BindChoice, ByteSize, EncryptionChoice, Fraction, HostPort, InstructionSet,
-    LauncherChoice, LogFormat, ModelDType, NcclEnv, NcclProfile, Numerics, RecordedCalls, ShownRanks,
-    Temperature, Timeout, TuningChoice, ValueError, WorldSize,
+    LauncherChoice, LogFormat, MessageSize, ModelDType, NcclEnv, NcclProfile, Numerics, RecordedCalls,
+    ShownRanks, Temperature, Timeout, TuningChoice, ValueError, WorldSize,
 };
 
 /// A section of settings, for loading and display.
@@ -131,7 +131,7 @@ section! {
         /// The time limit for a new connection to authenticate, to the rendezvous or between ranks.
         handshake_timeout: Timeout = "5s",
         /// The maximum size of a message.
-        max_message: ByteSize = "1MiB",
+        max_message: MessageSize = "1MiB",
         /// The maximum number of connections.
         max_connections: NonZeroU32 = "16384",
     }

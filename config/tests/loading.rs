@@ -349,6 +349,7 @@ fn every_kind_of_setting_refuses_what_it_cannot_be_by_its_variable() {
         ("PROCESS_GROUP__TUNING", &["", " "], "auto, off, or the path of a file"),
         ("MODEL__DTYPE", &["f64", "int8"], "one of"),
         ("MODEL__TEMPERATURE", &["-1", "NaN", "inf", "hot"], "a number, 0 or more"),
+        ("RENDEZVOUS__MAX_MESSAGE", &["0", "100", "16383"], "at least 16KiB"),
         ("MODEL__TOP_P", &["0", "1.5", "NaN"], "more than 0 and at most 1"),
         ("MODEL__SEED", &["-1", "18446744073709551616"], "a whole number from 0"),
         ("MODEL__MAX_NEW_TOKENS", &["-1", "4294967296"], "a whole number from 0"),
@@ -474,7 +475,7 @@ fn every_setting_is_documented_and_takes_its_own_example_from_the_environment() 
 #[test]
 fn what_is_shown_reads_back_to_the_same_configuration() {
     let (_folder, sources, _) = file(
-        "[job]\nworld_size = 8\n[rendezvous]\naddress = '[::1]:0'\nbind = '10.0.0.1'\nmax_message = 1000\n\
+        "[job]\nworld_size = 8\n[rendezvous]\naddress = '[::1]:0'\nbind = '10.0.0.1'\nmax_message = 20000\n\
          [process_group]\nbackend = 'gloo'\ntimeout = '1h30m'\n[model]\ntemperature = 0.1\ndtype = 'bf16'\n",
     );
     let config = Config::load(&sources).unwrap();

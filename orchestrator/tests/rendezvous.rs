@@ -399,8 +399,8 @@ fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
 
 #[test]
 fn a_message_that_is_too_long_is_refused_and_the_connection_lives() {
-    let config =
-        RendezvousConfig { max_message: ryzanstein_config::ByteSize::kib(16), ..RendezvousConfig::default() };
+    let max_message = "16KiB".parse().expect("the smallest maximum");
+    let config = RendezvousConfig { max_message, ..RendezvousConfig::default() };
     let job = Job::configured(1, &config);
     let ranks = job.all();
     let store = &ranks[0].1.store;

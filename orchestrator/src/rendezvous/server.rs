@@ -78,7 +78,7 @@ impl Server {
             tokio::net::TcpListener::from_std(listener)?
         };
         let service = ControlServer::new(Service(Arc::clone(&shared)))
-            .max_decoding_message_size(usize::try_from(config.max_message.get()).unwrap_or(usize::MAX));
+            .max_decoding_message_size(config.max_message.get().as_usize());
         runtime.handle().spawn(Acceptor::new(secret, security, config, counts, service).run(listener));
         runtime.handle().spawn(Arc::clone(&shared).run_timer());
         Ok(Self { shared, address, _runtime: runtime })
