@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ryzanstein_process_group::catalogue::without_colors;
 use ryzanstein_process_group::units::time;
 use ryzanstein_process_group::{Failure, Outcome, Rank};
 use serde::Serialize;
@@ -179,13 +180,23 @@ pub(super) fn ranks(ranks: &[Rank]) -> String {
     }
 }
 
+/// Returns a text of a record, which may contain anything, in one line without escape sequences and other control characters.
+fn one_line(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => ' ',
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    without_colors(text).chars().map(shown).collect()
+}
+
 impl Report {
     /// Formats the report for people: the verdicts, then the evidence.
     pub fn table(&self, screen: Screen) -> String {
         let mut text = String::new();
         for verdict in &self.verdicts {
             let tone = if verdict.ranks.is_empty() { Tone::Plain } else { Tone::Bad };
-            let _ = writeln!(text, "{}", screen.paint(tone, &wrap(&verdict.text, 0, screen)));
+            let _ = writeln!(text, "{}", screen.paint(tone, &wrap(&one_line(&verdict.text), 0, screen)));
         }
         let there: Vec<Rank> = self.ranks.iter().map(|file| file.rank).collect();
         let missing = if self.missing.is_empty() {
@@ -193,13 +204,13 @@ impl Report {
         } else {
             format!("none of {}", ranks(&self.missing))
         };
-        let of = format!("job {}: records of {}, {missing}", self.job, ranks(&there));
+        let of = format!("job {}: records of {}, {missing}", one_line(&self.job), ranks(&there));
         let _ = writeln!(text, "\n{}", wrap(&of, 0, screen));
         for why in &self.ignored {
             let _ = writeln!(
                 text,
                 "{}",
-                screen.paint(Tone::Warning, &wrap(&format!("ignored {why}"), 0, screen))
+                screen.paint(Tone::Warning, &wrap(&one_line(&format!("ignored {why}")), 0, screen))
             );
         }
         self.groups.iter().for_each(|group| text += &group.table(screen));
@@ -219,7 +230,7 @@ impl Sequence {
 
 impl GroupReport {
     fn table(&self, screen: Screen) -> String {
-        let head = format!("group `{}`: {}", self.name, ranks(&self.members));
+        let head = format!("group `{}`: {}", one_line(&self.name), ranks(&self.members));
         let mut text = format!("\n{}\n", screen.paint(Tone::Strong, &wrap(&head, 0, screen)));
         let columns = [
             Column::right("rank"),
@@ -253,7 +264,7 @@ impl GroupReport {
         }
         for RankState { rank, failure, .. } in &self.ranks {
             if let Some(failure) = failure {
-                say(format!("rank {rank} failed: {}", failure.error));
+                say(format!("rank {rank} failed: {}", one_line(&failure.error)));
             }
         }
         text
@@ -275,7 +286,7 @@ impl RankState {
             rank,
             newest.number.to_string().into(),
             newest.call.as_str().into(),
-            newest.path.as_deref().unwrap_or("-").into(),
+            one_line(newest.path.as_deref().unwrap_or("-")).into(),
             Cell::new(outcome, tone),
             lasting(newest.lasted_ns).into(),
             lasting(newest.age_ns).into(),

@@ -260,6 +260,18 @@ fn any_call() -> impl Strategy<Value = CallRecord> {
     )
 }
 
+#[test]
+fn texts_of_records_cannot_change_the_terminal() {
+    let mut files = job([Some(vec![done(1)]), None]);
+    files.records[0].job = "a\x1b[31m\nrank 7 failed\x07".into();
+    files.records[0].groups[0].name = "b\x1b]0;c".into();
+    fail(&mut files, 0, "d\x1b[2J\ne", &[]);
+    files.ignored.push("rank-\x1b[1m.json: it is no flight record".into());
+    let table = merge(&files).table(Screen::PLAIN);
+    assert!(table.chars().all(|c| c == '\n' || !c.is_control()), "{table:?}");
+    assert!(!table.contains("\nrank 7") && !table.contains("\ne"), "{table:?}");
+}
+
 proptest! {
     #[test]
     fn any_records_give_a_report_and_a_timeline(
