@@ -71,6 +71,7 @@ fn words_of_an_error_in_a_line_about_something_else_are_not_explained() {
         "inotify_add_watch failed: No space left on device",
         "semget: No space left on device",
         "GPU 0: Xid errors: 0",
+        "nvidia-container-cli: container error: cgroup subsystem devices not found",
         "oom kill event count: 0",
         "transaction xid 1234",
         "transaction xid 31 committed",
@@ -115,6 +116,15 @@ fn an_error_is_known_in_the_words_of_each_library() {
         ("too-many-threads", "cannot start the supervisor: Resource temporarily unavailable (os error 11)"),
         ("torch-store-unreachable", "RuntimeError: connect() timed out. Original timeout was 1800000 ms."),
         ("torch-collective-timeout", "RuntimeError: NCCL timeout in all_reduce"),
+        (
+            "nccl-nvls",
+            "nvls.cc:379 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401",
+        ),
+        ("driver-too-old", "CUDA error: the provided PTX was compiled with an unsupported toolchain."),
+        (
+            "driver-too-old",
+            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=11.0, please update your driver",
+        ),
         ("too-many-threads", "  what():  Resource temporarily unavailable"),
         ("no-memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
         ("no-memory", "MemoryError"),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::generate::{self, PreparedPrompt, Prompt, Request, Response};
 use anyhow::Context as _;
+use clap::builder::NonEmptyStringValueParser;
 use ryzanstein_benches::communication::{Communication, JobContext};
 use ryzanstein_config::{ByteSize, ModelConfig, Source, WorldSize};
 use ryzanstein_orchestrator::Orchestrator;
@@ -49,13 +50,19 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "token_ids")]
     chat: bool,
     /// With --chat: the system message before it
-    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "chat",
+        conflicts_with = "token_ids",
+        allow_hyphen_values = true
+    )]
     system: Option<String>,
     /// Maximum number of tokens to generate [default: 32]
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<String>,
     /// End before this text; may be given several times
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Sampling temperature; 0 always takes the likeliest token [default: 0]
     #[arg(long, value_name = "T", help_heading = SAMPLING)]
