@@ -4,9 +4,12 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, kill_process, kill_process_group, wait,
+    waitid,
+};
 
-use super::proc::Process;
+use super::proc::{self, Process};
 
 /// Timeout for killed processes to disappear. Those in an uninterruptible wait are reported.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -30,8 +33,18 @@ fn living() -> Vec<Process> {
     found
 }
 
-/// Sends SIGKILL to each descendant.
-pub(super) fn kill() {
+/// Sends SIGKILL to these ranks, to their process groups, and to each descendant that /proc shows.
+pub(super) fn kill(ranks: &[Pid]) {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    for rank in ranks {
+        // While this process has such a child, nobody else has the number.
+        if waitid(WaitId::Pid(*rank), look).is_ok() {
+            let _ = kill_process(*rank, Signal::KILL);
+        }
+        if waitid(WaitId::Pgid(Some(*rank)), look).is_ok() {
+            let _ = kill_process_group(*rank, Signal::KILL);
+        }
+    }
     for process in living() {
         if let Some(pid) = Pid::from_raw(process.pid.cast_signed()) {
             let _ = kill_process(pid, Signal::KILL);
@@ -41,10 +54,10 @@ pub(super) fn kill() {
 
 /// Kills and reaps until none is left. Returns a description of those that could not be killed. `reaped` is called for each
 /// process that ended.
-pub(super) fn sweep(mut reaped: impl FnMut(Pid, WaitStatus)) -> Vec<String> {
+pub(super) fn sweep(ranks: &[Pid], mut reaped: impl FnMut(Pid, WaitStatus)) -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        kill();
+        kill(ranks);
         // A process that starts another one and ends is gone before it is found above. Its successor becomes a child of this
         // process: only the kernel's word that there are no children proves that nothing is left.
         for _ in 0..ROUNDS {
@@ -62,8 +75,14 @@ pub(super) fn sweep(mut reaped: impl FnMut(Pid, WaitStatus)) -> Vec<String> {
             let left = living();
             let described = left.iter().map(|p| format!("pid {} ({}, state {})", p.pid, p.name, p.state));
             let described: Vec<String> = described.collect();
-            let elusive = || vec!["processes that start others faster than they can be killed".to_owned()];
-            return if described.is_empty() { elusive() } else { described };
+            let elusive = || {
+                if proc::is_own() {
+                    "processes that start others faster than they can be killed"
+                } else {
+                    "processes outside the process groups of ranks, which /proc does not show here"
+                }
+            };
+            return if described.is_empty() { vec![elusive().to_owned()] } else { described };
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -71,10 +90,8 @@ pub(super) fn sweep(mut reaped: impl FnMut(Pid, WaitStatus)) -> Vec<String> {
 
 /// Kills the children of this process, quickly: without a look at all other processes.
 fn kill_children() {
-    // The kernel gives orphans to the first thread.
-    let path = format!("/proc/self/task/{}/children", std::process::id());
-    let children = std::fs::read_to_string(path).unwrap_or_default();
-    for pid in children.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+    let children = proc::children(std::process::id());
+    for pid in children.into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
         // Not reaped yet, so no other process has this number.
         let _ = kill_process(pid, Signal::KILL);
     }

@@ -100,7 +100,7 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
             }
         };
         drop(lifeline);
-        let left = descendants::sweep(|_, _| {});
+        let left = descendants::sweep(&[], |_, _| {});
         for process in left {
             console::stderr().say(&format!("ryz: could not be killed: {process}\n"));
         }

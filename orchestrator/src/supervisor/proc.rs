@@ -1,5 +1,7 @@
-//! Processes, as /proc describes them. Whatever cannot be read is unknown.
+//! Processes, as /proc describes them. Whatever cannot be read is unknown, and all of it where /proc is not `is_own`.
 
+use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// One process.
@@ -21,12 +23,13 @@ pub(crate) struct Process {
 impl Process {
     /// Reads a process; `None` if there is none.
     pub(crate) fn read(pid: u32) -> Option<Self> {
-        parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+        parse(pid, &file(pid, "stat")?)
     }
 
     /// Returns all processes.
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let folder = is_own().then(|| std::fs::read_dir("/proc").ok()).flatten();
+        let entries = folder.into_iter().flatten().flatten();
         entries.filter_map(|entry| Self::read(entry.file_name().to_str()?.parse().ok()?))
     }
 
@@ -60,17 +63,43 @@ impl Process {
 
     /// Returns the value of a line of its status.
     fn status(&self, name: &str) -> Option<String> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let status = text(self.pid, "status")?;
         status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
     }
 
     /// Returns the system call, or else the function of the kernel, in which its first thread waits.
     pub(super) fn waits_in(&self) -> Option<String> {
-        let read = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.pid)).ok();
-        let number = read("syscall").and_then(|text| text.split_ascii_whitespace().next()?.parse().ok());
-        let kernel = || read("wchan").filter(|name| !matches!(name.as_str(), "" | "0"));
+        let number =
+            text(self.pid, "syscall").and_then(|text| text.split_ascii_whitespace().next()?.parse().ok());
+        let kernel = || text(self.pid, "wchan").filter(|name| !matches!(name.as_str(), "" | "0"));
         number.and_then(system_call).map(str::to_owned).or_else(kernel)
     }
+}
+
+/// Returns true if /proc is that of this PID namespace. It may be missing, or that of another namespace, as after `unshare --pid`
+/// without `--mount-proc`: there, our numbers are those of other processes.
+pub(super) fn is_own() -> bool {
+    static IS_OWN: LazyLock<bool> = LazyLock::new(|| {
+        let shown = std::fs::read_link("/proc/self");
+        shown.is_ok_and(|shown| shown == Path::new(&std::process::id().to_string()))
+    });
+    *IS_OWN
+}
+
+/// Returns a file of a process.
+fn file(pid: u32, name: &str) -> Option<Vec<u8>> {
+    if is_own() { std::fs::read(format!("/proc/{pid}/{name}")).ok() } else { None }
+}
+
+/// Returns a file of a process, as text.
+fn text(pid: u32, name: &str) -> Option<String> {
+    String::from_utf8(file(pid, name)?).ok()
+}
+
+/// Returns the children of the first thread of a process, to which the kernel also gives orphans.
+pub(super) fn children(pid: u32) -> Vec<u32> {
+    let children = text(pid, &format!("task/{pid}/children")).unwrap_or_default();
+    children.split_ascii_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// Returns the number of processes of this host that the kernel has killed for memory since it started.
@@ -102,15 +131,13 @@ fn parse(pid: u32, stat: &[u8]) -> Option<Process> {
 
 /// Returns the child of a process that has exactly one; of its first thread, which is the only one of a shell.
 fn only_child(pid: u32) -> Option<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    let mut children = children.split_ascii_whitespace();
-    let only = children.next()?.parse().ok()?;
-    children.next().is_none().then_some(only)
+    let [only] = children(pid)[..] else { return None };
+    Some(only)
 }
 
 /// Returns true if the first thread of a process waits for a child of it.
 fn waits_for_a_child(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|name| name == "do_wait")
+    text(pid, "wchan").is_some_and(|name| name == "do_wait")
 }
 
 /// Returns the name of a system call that waits.

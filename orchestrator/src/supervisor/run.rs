@@ -136,6 +136,13 @@ impl<'a> Supervisor<'a> {
     ) -> Result<ClosingReport, LaunchError> {
         let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]))
             .map_err(LaunchError::system("cannot listen to signals"))?;
+        if !proc::is_own() {
+            tell(
+                "/proc is not mounted, or is that of another PID namespace: the states of ranks are unknown, signals such as SIGUSR1 \
+                 are not passed on, and only processes in the process groups of ranks are ended with them; mount it: `unshare \
+                 --mount-proc`, or `mount -t proc proc /proc`",
+            );
+        }
         let launcher = lifeline.as_ref().and_then(|_| rustix::process::getppid());
         let mut lifeline_closed =
             watch(lifeline).map_err(LaunchError::system("no thread for the launcher's lifeline"))?;
@@ -216,6 +223,11 @@ impl<'a> Supervisor<'a> {
         }
         let name = signal_name(signal.as_raw(), "", "");
         tell(&match count {
+            0 if !proc::is_own() => {
+                format!(
+                    "received {name}, which is not passed on: /proc does not show which processes handle it"
+                )
+            }
             0 => format!("received {name}, which no process of the ranks handles"),
             _ => format!("passed {name} on to {}", plural_of(count, "process", "processes")),
         });
@@ -528,7 +540,7 @@ impl<'a> Supervisor<'a> {
                 signal_name(signal, "", ""),
                 left.as_secs_f64().ceil()
             )),
-            Action::Kill => descendants::kill(),
+            Action::Kill => descendants::kill(&self.pids()),
             Action::Restart { epoch, number, wait } => {
                 metrics::counter!(crate::metric_names::RESTARTS.name).increment(1);
                 tell(&self.restart_notice(epoch, number, wait));
@@ -587,8 +599,9 @@ impl<'a> Supervisor<'a> {
 
     /// Ends all leftovers of the ranks, and reads the rest of their output.
     fn end_leftovers(&mut self) {
+        let ranks = self.pids();
         let processes = &mut self.processes;
-        self.left_over = descendants::sweep(|pid, status| {
+        self.left_over = descendants::sweep(&ranks, |pid, status| {
             if let Some((_, process)) = running(processes, pid) {
                 process.exit = exit(status);
             }
@@ -683,6 +696,10 @@ impl<'a> Supervisor<'a> {
                 plural_of(killed as usize, "process", "processes")
             )
         })
+    }
+
+    fn pids(&self) -> Vec<Pid> {
+        self.processes.values().filter_map(|process| process.pid).collect()
     }
 
     fn pid(&self, rank: Rank) -> u32 {

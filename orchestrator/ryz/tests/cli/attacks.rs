@@ -165,6 +165,26 @@ fn process_1_of_a_container_reaps_the_orphans_of_others() {
 }
 
 #[test]
+fn programs_are_not_killed_for_their_numbers_in_the_proc_of_another_pid_namespace() {
+    let namespace = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    if !Command::new("unshare").args(namespace).arg("true").status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: user namespaces are not permitted here");
+        return;
+    }
+    let beside =
+        "sleep 626 & \"$0\" launch -n 2 -- sh -c 'sleep 627 &' && kill $! && { wait $!; [ $? = 143 ]; }";
+    let mut command = Command::new("unshare");
+    command.args(namespace).args(["sh", "-c", beside]).arg(ryz());
+    let output = Run::of(command).finish();
+    let stderr = text(&output.stderr);
+    assert!(
+        output.status.success() && stderr.contains("/proc is not mounted, or is that of another"),
+        "{stderr}"
+    );
+    assert!(!stderr.contains("could not be killed"), "{stderr}");
+}
+
+#[test]
 fn a_log_that_cannot_be_opened_is_the_launchers_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let logs = folder.path().to_str().expect("a path");
