@@ -49,18 +49,32 @@ fn is_same_file(a: &impl AsFd, b: &impl AsFd) -> bool {
     a.is_ok_and(|a| b.is_ok_and(|b| identity(&a) == identity(&b)))
 }
 
-/// Returns the first failed write of a stream that has not lost its reader: a full disk, for example.
-pub fn write_error() -> Option<String> {
-    [("standard output", stdout()), ("standard error", stderr())].into_iter().find_map(|(name, stream)| {
-        let error = stream.0.state().error.filter(|error| *error != Errno::PIPE)?;
-        Some(format!("cannot write to {name}: {}", io::Error::from(error)))
-    })
+/// Output that was not written.
+#[derive(Debug)]
+pub struct Lost {
+    /// The reason, as an error message.
+    pub why: String,
+    /// True for standard output, false for standard error.
+    pub is_stdout: bool,
 }
 
 /// Waits until both streams have written their queues. Gives up once neither has written anything for `patience`: a slow reader
-/// gets everything, one that has stopped does not hold up the launcher.
-pub fn flush(patience: Duration) {
+/// gets everything, one that has stopped does not hold up the launcher. Returns the first loss of a stream whose reader has not left:
+/// to a full disk, or to this haste.
+pub fn flush(patience: Duration) -> Option<Lost> {
     wait(patience, || stdout().is_flushed() && stderr().is_flushed());
+    let streams = [(true, "standard output", stdout()), (false, "standard error", stderr())];
+    streams.into_iter().find_map(|(is_stdout, name, stream)| {
+        let state = stream.0.state();
+        let why = match (state.error, state.unwritten()) {
+            (Some(Errno::PIPE), _) | (None, 0) => return None,
+            (Some(error), _) => io::Error::from(error).to_string(),
+            (None, bytes) => format!(
+                "its reader has read nothing for {patience:?}, and up to {bytes} bytes are left; let it read on, or write to a file"
+            ),
+        };
+        Some(Lost { why: format!("cannot write to {name}: {why}"), is_stdout })
+    })
 }
 
 /// Limits the waits of [`flush`] to a short time from now on, including one in progress: the process that the user sees has
@@ -168,10 +182,17 @@ struct State {
     reserved: usize,
     /// The part of `queued` that [`Stream::say`] has queued.
     said: usize,
-    /// True while the thread writes the bytes that it took from the queue.
-    writing: bool,
+    /// Number of bytes that the thread has taken from the queue, and not written yet.
+    writing: usize,
     /// The error of the write that failed. From then on, everything is discarded.
     error: Option<Errno>,
+}
+
+impl State {
+    /// Returns the number of bytes that wait for the reader.
+    fn unwritten(&self) -> usize {
+        self.writing + self.queued.len()
+    }
 }
 
 impl Stream {
@@ -228,10 +249,15 @@ impl Stream {
         });
     }
 
+    /// Waits as [`flush`] does, for this stream alone.
+    pub fn drain(&self, patience: Duration) {
+        wait(patience, || self.is_flushed());
+    }
+
     /// Returns true if everything has been written that ever will be.
-    fn is_flushed(&self) -> bool {
+    pub fn is_flushed(&self) -> bool {
         let state = self.0.state();
-        state.error.is_some() || (!state.writing && state.queued.is_empty())
+        state.error.is_some() || state.unwritten() == 0
     }
 }
 
@@ -261,16 +287,15 @@ impl Shared {
             let reserved = {
                 let waited = self.filled.wait_while(self.state(), |state| state.queued.is_empty());
                 let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-                state.writing = true;
                 std::mem::swap(&mut state.queued, &mut batch);
+                state.writing = batch.len();
                 state.said = 0;
                 std::mem::take(&mut state.reserved)
             };
-            if let Err(error) = write_all(to, &batch) {
+            if let Err(error) = write_all(to, &batch, |count| self.state().writing -= count) {
                 return self.close(error);
             }
             self.room.add_permits(reserved);
-            self.state().writing = false;
         }
     }
 
@@ -289,12 +314,14 @@ impl Shared {
     }
 }
 
-fn write_all(to: &impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> {
+/// Writes all bytes, and calls `wrote` with the number of each piece.
+fn write_all(to: &impl AsFd, mut bytes: &[u8], mut wrote: impl FnMut(usize)) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match rustix::io::write(to, &bytes[..bytes.len().min(PIECE)]) {
             Ok(0) => return Err(Errno::IO),
             Ok(count) => {
                 WRITTEN.fetch_add(count as u64, Ordering::Relaxed);
+                wrote(count);
                 bytes = &bytes[count..];
             }
             Err(Errno::INTR) => {}
@@ -317,7 +344,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn is_flushed_in(stream: &Stream, patience: Duration) -> bool {
-        wait(patience, || stream.is_flushed());
+        stream.drain(patience);
         stream.is_flushed()
     }
 

@@ -124,16 +124,19 @@ impl Output {
     }
 
     /// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless nobody
-    /// reads the launcher's own output or a log.
-    pub(super) fn drain(&self, readers: &[JoinHandle<()>], patience: Duration) {
+    /// reads the launcher's own output or a log. Returns false if the end of a stream is lost.
+    pub(super) fn drain(&self, readers: &[JoinHandle<()>], patience: Duration) -> bool {
         let unfinished = || readers.iter().filter(|reader| !reader.is_finished()).count();
         console::wait(patience, || unfinished() == 0);
         let streams = unfinished();
         if streams > 0 {
-            locked(&self.unwritten).push(format!(
+            let text = format!(
                 "the end of the output of {streams} streams is lost: nobody read the launcher's output, or a log, for {patience:?}"
-            ));
+            );
+            console::stderr().say(&format!("ryz: {text}\n"));
+            locked(&self.unwritten).push(text);
         }
+        streams == 0
     }
 
     /// Returns the logs that could not be written to their end, and the reasons.

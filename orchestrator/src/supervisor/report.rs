@@ -37,6 +37,9 @@ pub struct ClosingReport {
     /// Descriptions of processes that could not be killed.
     #[serde(skip)]
     pub left_over: Vec<String>,
+    /// True if the end of the output of ranks is lost. Then the launcher does not exit with code 0.
+    #[serde(skip)]
+    pub output_lost: bool,
 }
 
 /// The first failure.

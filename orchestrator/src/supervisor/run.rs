@@ -77,6 +77,8 @@ struct Supervisor<'a> {
     /// The logs of each rank, if the user wants them.
     logs: BTreeMap<Rank, [Log; 2]>,
     left_over: Vec<String>,
+    /// True if the end of some output is lost.
+    output_lost: bool,
     /// States of the other ranks when the first of this epoch failed.
     states: BTreeMap<Rank, String>,
     /// Number of processes that the kernel had killed for memory before the ranks of this epoch started.
@@ -121,6 +123,7 @@ impl<'a> Supervisor<'a> {
             descriptors,
             logs,
             left_over: Vec::new(),
+            output_lost: false,
             states: BTreeMap::new(),
             killed_before: None,
             beats: None,
@@ -608,7 +611,7 @@ impl<'a> Supervisor<'a> {
         });
         let readers: Vec<_> =
             self.processes.values_mut().flat_map(|process| std::mem::take(&mut process.readers)).collect();
-        self.output.drain(&readers, DRAIN);
+        self.output_lost |= !self.output.drain(&readers, DRAIN);
     }
 
     fn finish(mut self, outcome: &Outcome) -> ClosingReport {
@@ -628,6 +631,7 @@ impl<'a> Supervisor<'a> {
             interrupted: outcome.interrupted,
             unwritten: self.output.unwritten(),
             left_over: self.left_over,
+            output_lost: self.output_lost,
         }
     }
 

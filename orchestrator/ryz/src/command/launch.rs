@@ -270,8 +270,20 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
 
 fn run_supervisor(supervisor: Command) -> anyhow::Result<i32> {
     let code = supervisor::run_supervisor(supervisor).context("cannot start the supervisor")?;
-    console::flush(FLUSH);
-    Ok(code)
+    Ok(flush(code, false))
+}
+
+/// Waits for the readers of the output. Returns the exit code: not 0 if output is lost, which the other stream tells; standard output
+/// only if it may, because it may have to end with JSON.
+fn flush(code: i32, stdout_may_tell: bool) -> i32 {
+    let Some(lost) = console::flush(FLUSH) else { return code };
+    let other = if lost.is_stdout { console::stderr() } else { console::stdout() };
+    // Its reader may have paused as well.
+    if other.is_flushed() && (lost.is_stdout || stdout_may_tell) {
+        other.say(&format!("ryz: {}; output of the job is lost\n", lost.why));
+        other.drain(FLUSH);
+    }
+    code.max(1)
 }
 
 /// Runs this same command on several ranks, with `more` arguments and `variables`, and the output of rank 0 as its own.
@@ -317,11 +329,6 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
         screen::Format::Table => console::stderr().say(&report.text(screen.stderr())),
         screen::Format::Json => console::stdout().say(&format!("{}\n", report.json())),
     }
-    console::flush(FLUSH);
-    if let Some(error) = console::write_error() {
-        console::stderr().say(&format!("ryz: {error}; output of the job is lost\n"));
-        console::flush(FLUSH);
-        return Ok(report.exit_code.max(1));
-    }
-    Ok(report.exit_code)
+    let code = report.exit_code.max(i32::from(report.output_lost));
+    Ok(flush(code, args.format == screen::Format::Table && !args.direct))
 }

@@ -70,6 +70,22 @@ fn an_error_that_cannot_be_written_keeps_its_exit_code() {
 }
 
 #[test]
+fn output_that_nobody_has_read_at_the_end_is_an_error() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut command = Command::new(ryz());
+    command.args(["launch", "-n", "1", "--", "seq", "1", "20000"]);
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+    let output = command.output().expect("ryz runs");
+    drop(reader);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("cannot write to standard output: its reader has read nothing for 2s"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_reader_that_leaves_early_is_no_error() {
     for arguments in [&["config", "show"][..], &["launch", "-n", "1", "--", "echo", "x"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");

@@ -280,6 +280,7 @@ fn not_killed() -> String {
         interrupted: None,
         unwritten: Vec::new(),
         left_over: vec!["pid 4711 (python3, state D)".into()],
+        output_lost: false,
     };
     report.to_string()
 }
