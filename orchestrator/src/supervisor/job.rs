@@ -213,11 +213,11 @@ fn missing_interpreter(line: &[u8], script: &Path) -> Option<String> {
     })
 }
 
-/// Returns true if an emulator may execute programs for other systems (binfmt_misc). A container that does not show them has those of
-/// its host.
+/// Returns true if the system shows emulators of programs for other systems (binfmt_misc). Where the folder is not mounted, it is
+/// empty: without an emulator, a shell would run such a program.
 fn may_emulate() -> bool {
     // Two files belong to the mechanism itself.
-    std::fs::read_dir("/proc/sys/fs/binfmt_misc").is_ok_and(|files| files.count() != 2)
+    std::fs::read_dir("/proc/sys/fs/binfmt_misc").is_ok_and(|files| files.count() > 2)
 }
 
 /// Returns why this processor cannot execute an ELF file.
