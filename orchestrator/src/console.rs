@@ -314,8 +314,8 @@ impl Shared {
     }
 }
 
-/// Writes all bytes, and calls `wrote` with the number of each piece.
-fn write_all(to: &impl AsFd, mut bytes: &[u8], mut wrote: impl FnMut(usize)) -> Result<(), Errno> {
+/// Writes all bytes, also to a stream in non-blocking mode, and calls `wrote` with the number of each piece.
+pub fn write_all(to: &impl AsFd, mut bytes: &[u8], mut wrote: impl FnMut(usize)) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match rustix::io::write(to, &bytes[..bytes.len().min(PIECE)]) {
             Ok(0) => return Err(Errno::IO),

@@ -1,10 +1,12 @@
 //! The width and colours of the output, and the level of the logs.
 
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
 use ryzanstein_config::{Config, Source};
+use ryzanstein_orchestrator::console;
 use ryzanstein_orchestrator::table::Screen;
 use serde::Serialize;
 
@@ -41,11 +43,11 @@ static WRITE_ERROR: OnceLock<io::Error> = OnceLock::new();
 
 /// Writes to standard output. An error is kept for [`write_error`]; a reader that stops early, such as `head`, is none.
 pub(crate) fn print(text: &str) {
-    let mut out = io::stdout().lock();
-    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
-        && error.kind() != io::ErrorKind::BrokenPipe
+    let out = io::stdout().lock();
+    if let Err(error) = console::write_all(&out, text.as_bytes(), |_| {})
+        && error != Errno::PIPE
     {
-        let _ = WRITE_ERROR.set(error);
+        let _ = WRITE_ERROR.set(error.into());
     }
 }
 

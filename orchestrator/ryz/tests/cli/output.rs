@@ -98,6 +98,21 @@ fn a_reader_that_leaves_early_is_no_error() {
 }
 
 #[test]
+fn standard_output_in_non_blocking_mode_gets_everything() {
+    let arguments = ["completions", "bash"];
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    rustix::pipe::fcntl_setpipe_size(&writer, 4096).expect("a small pipe");
+    rustix::io::ioctl_fionbio(&writer, true).expect("non-blocking");
+    let mut child = Command::new(ryz()).args(arguments).stdout(writer).spawn().expect("ryz runs");
+    let is_full = || rustix::io::ioctl_fionread(&reader).is_ok_and(|count| count >= 4096);
+    assert!(eventually(|| is_full().then_some(())).is_some(), "it did not write");
+    let mut shown = Vec::new();
+    std::io::Read::read_to_end(&mut reader, &mut shown).expect("read");
+    assert!(child.wait().expect("waited").success());
+    assert_eq!(text(&shown), text(&Run::new(&arguments, &[]).finish().stdout));
+}
+
+#[test]
 fn the_arguments_of_a_program_are_its_own() {
     let program = ["sh", "-c", "echo $0 $1 $2", "--batch_size", "-np", "--no-such-flag"];
     for before in [&["--max_restarts", "0"][..], &["--max_restarts", "0", "--"]] {
