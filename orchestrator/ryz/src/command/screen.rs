@@ -53,7 +53,7 @@ pub(crate) fn print(text: &str) {
 
 /// Writes to standard error. An error has no other place to go, so it is ignored.
 pub(crate) fn print_aside(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes());
+    let _ = console::write_all(&io::stderr().lock(), text.as_bytes(), |_| {});
 }
 
 /// Formats a value as one line of JSON.
