@@ -297,7 +297,7 @@ fn beat(
 ) -> Option<String> {
     let (key, mut answered, mut job) = (key(node), Instant::now(), None);
     loop {
-        // The client reconnects by itself, even to the launcher of a later job.
+        // The client reconnects after a break, and may reach the launcher of a later job.
         let asked = Instant::now();
         let now = client.get(&size_key(), asked + SILENCE / 2);
         if let Ok(now) = &now {

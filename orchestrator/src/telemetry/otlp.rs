@@ -85,7 +85,7 @@ fn check(url: &str) -> Result<(), String> {
     }
     let place = rest.split(['/', '?']).next().unwrap_or_default();
     let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
-    // The port that HTTP has by itself.
+    // Without a port, HTTP uses 80.
     let has_port = place.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
     let place = if has_port { place.to_owned() } else { format!("{place}:80") };
     let server: HostPort = place.parse().map_err(|_| format!("`{place}` is not HOST:PORT"))?;

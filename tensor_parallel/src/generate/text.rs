@@ -40,7 +40,7 @@ impl<'a> TextStream<'a> {
                 !text.starts_with(char::REPLACEMENT_CHARACTER) && !text.ends_with(char::REPLACEMENT_CHARACTER)
             })
         };
-        // `ByteFallback` turns every byte beside a partial character into U+FFFD, so the context has whole characters only.
+        // The context has whole characters only: `ByteFallback` replaces each byte beside a partial one by U+FFFD.
         let first = prompt.len().saturating_sub(CONTEXT + PARTIAL);
         let ends = (0..=PARTIAL).map(|partial| prompt.len().saturating_sub(partial));
         let mut windows = ends.flat_map(|end| (first..end.max(1)).map(move |start| start..end));

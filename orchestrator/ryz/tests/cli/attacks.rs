@@ -171,10 +171,10 @@ fn programs_are_not_killed_for_their_numbers_in_the_proc_of_another_pid_namespac
         eprintln!("skipped: user namespaces are not permitted here");
         return;
     }
-    let beside =
+    let script =
         "sleep 626 & \"$0\" launch -n 2 -- sh -c 'sleep 627 &' && kill $! && { wait $!; [ $? = 143 ]; }";
     let mut command = Command::new("unshare");
-    command.args(namespace).args(["sh", "-c", beside]).arg(ryz());
+    command.args(namespace).args(["sh", "-c", script]).arg(ryz());
     let output = Run::of(command).finish();
     let stderr = text(&output.stderr);
     assert!(
