@@ -155,13 +155,17 @@ impl Compute for Host {
         let [count, rows, columns] = shapes::sum_of_leaves(terms)?;
         let stored = terms.host()?;
         self.build([rows, columns], out, |row, to| {
-            let mut terms = vec![0.0; count * columns];
-            for (i, term) in terms.chunks_exact_mut(columns).enumerate() {
-                let at = (i * rows + row) * columns;
-                self.widen(stored, at..at + columns, term);
+            let mut sums = vec![0.0; tree::places(count) * columns];
+            for leaf in 0..count {
+                let at = (leaf * rows + row) * columns;
+                self.widen(
+                    stored,
+                    at..at + columns,
+                    &mut sums[tree::place(leaf, count) * columns..][..columns],
+                );
+                tree::add(self.products.arch(), &mut sums, columns, leaf, count);
             }
-            tree::sum(self.products.arch(), &mut terms, columns);
-            to.copy_from_slice(&terms[..columns]);
+            to.copy_from_slice(&sums[..columns]);
         })
     }
 

@@ -1,37 +1,33 @@
 //! The order in which sums with invariant numerics are added.
 
-#![expect(
-    clippy::inline_always,
-    reason = "an instruction set chosen at run time applies only to what is inlined"
-)]
-
 use pulp::{Arch, Simd, WithSimd};
 
 use super::rows::vectorized;
 
-vectorized! {
-    /// Adds terms of `length` elements each, and leaves the sum in the first: neighbours in pairs while the number of terms is even,
-    /// then one after the other. See [`split_leaves`](crate::shard::split_leaves).
-    pub(super) fn sum<'a>(terms: &'a mut [f32], length: usize) {
-        let mut step = length;
-        while (terms.len() / step).is_multiple_of(2) {
-            for pair in terms.chunks_exact_mut(2 * step) {
-                let (sum, term) = pair.split_at_mut(step);
-                add(&mut sum[..length], &term[..length]);
-            }
-            step *= 2;
-        }
-        let (sum, others) = terms.split_at_mut(step);
-        for term in others.chunks_exact(step) {
-            add(&mut sum[..length], &term[..length]);
-        }
-    }
+/// Returns the place of a leaf among the sums that are unfinished when it comes. Leaves come one after another, and only these sums
+/// are kept.
+pub(super) const fn place(leaf: usize, leaves: usize) -> usize {
+    let subtree = 1 << leaves.trailing_zeros();
+    (leaf % subtree).count_ones() as usize + (leaf >= subtree) as usize
 }
 
-#[inline(always)]
-fn add(sum: &mut [f32], term: &[f32]) {
-    for (sum, term) in sum.iter_mut().zip(term) {
-        *sum += term;
+/// Returns the number of places.
+pub(super) const fn places(leaves: usize) -> usize {
+    let subtree: usize = 1 << leaves.trailing_zeros();
+    subtree.trailing_zeros() as usize + 1 + (leaves > subtree) as usize
+}
+
+vectorized! {
+    /// Adds a leaf, which is in its [`place`], to the sums that it completes. After the last leaf, the first place has the sum of all.
+    /// Each place has `length` elements. Neighbours are added in pairs while their number is even, then one after the other. See
+    /// [`split_leaves`](crate::shard::split_leaves).
+    pub(super) fn add<'a>(sums: &'a mut [f32], length: usize, leaf: usize, leaves: usize) {
+        for to in (place(leaf + 1, leaves) - 1..place(leaf, leaves)).rev() {
+            let (sum, term) = sums[to * length..(to + 2) * length].split_at_mut(length);
+            for (sum, term) in sum.iter_mut().zip(term) {
+                *sum += *term;
+            }
+        }
     }
 }
 
@@ -42,10 +38,15 @@ mod tests {
     use super::*;
     use crate::shard::split_leaves;
 
-    fn tree(mut terms: Vec<f32>, length: usize) -> Vec<f32> {
-        sum(Arch::new(), &mut terms, length);
-        terms.truncate(length);
-        terms
+    fn tree(terms: &[f32], length: usize) -> Vec<f32> {
+        let leaves = terms.len() / length;
+        let mut sums = vec![f32::NAN; places(leaves) * length];
+        for (leaf, term) in terms.chunks_exact(length).enumerate() {
+            sums[place(leaf, leaves) * length..][..length].copy_from_slice(term);
+            add(Arch::new(), &mut sums, length, leaf, leaves);
+        }
+        sums.truncate(length);
+        sums
     }
 
     proptest! {
@@ -58,11 +59,11 @@ mod tests {
                 (mixed >> 8) as f32 * (if mixed & 1 == 0 { 1e-3 } else { -1e3 })
             };
             let terms: Vec<f32> = (0..leaves * length).map(value).collect();
-            let whole = tree(terms.clone(), length);
+            let whole = tree(&terms, length);
             for ranks in 1..=leaves {
                 let Ok(share) = split_leaves(leaves, ranks) else { continue };
-                let sums = terms.chunks(share * length).flat_map(|mine| tree(mine.to_vec(), length)).collect();
-                prop_assert_eq!(&tree(sums, length), &whole, "{} ranks", ranks);
+                let sums: Vec<_> = terms.chunks(share * length).flat_map(|mine| tree(mine, length)).collect();
+                prop_assert_eq!(&tree(&sums, length), &whole, "{} ranks", ranks);
             }
         }
     }
@@ -70,11 +71,11 @@ mod tests {
     #[test]
     fn another_order_has_other_bits() {
         let terms: Vec<f32> = (0..8).map(|i| 1.0 / (i as f32 * 3.0 + 1.0)).collect();
-        let whole = tree(terms.clone(), 1);
+        let whole = tree(&terms, 1);
         let swapped = |a: usize, b: usize| {
             let mut terms = terms.clone();
             terms.swap(a, b);
-            tree(terms, 1)
+            tree(&terms, 1)
         };
         // Addition commutes, so only a term that leaves its pair changes the order.
         assert_eq!(swapped(0, 1), whole);

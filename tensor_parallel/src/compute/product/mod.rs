@@ -50,15 +50,25 @@ enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Returns the number of weight rows that a thread multiplies at a time, of `n` rows shared by `threads` threads.
-    fn block(&self, threads: usize, n: usize) -> usize {
+    /// Returns the number of weight rows that a thread multiplies at a time, of `n` rows of each of `leaves` shared by `threads`
+    /// threads.
+    fn block(&self, threads: usize, n: usize, leaves: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Tiles(x) => {
-                n.div_ceil(BLOCKS / 2 * threads).next_multiple_of(amx::GRANULE).min(x.columns_together())
-            }
+            Self::Tiles(x) => n
+                .div_ceil(BLOCKS / 2 * threads)
+                .next_multiple_of(amx::GRANULE)
+                .min(x.columns_together(leaves)),
             _ if threads > 1 => n.div_ceil(BLOCKS * threads).next_multiple_of(GRANULE),
             _ => n,
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn tiles(&self) -> Option<&amx::Packed> {
+        match self {
+            Self::Tiles(x) => Some(x),
+            _ => None,
         }
     }
 
@@ -100,7 +110,7 @@ impl Products {
         }
         let prepared: Vec<_> = x.iter().map(|x| self.prepare(threads, x, w, k)).collect();
         let is_worth_it = threads.count() > 1 && m * k * x.len() * n >= PARALLEL_THRESHOLD;
-        let block = prepared[0].block(if is_worth_it { threads.count() } else { 1 }, n);
+        let block = prepared[0].block(if is_worth_it { threads.count() } else { 1 }, n, x.len());
         memory::built(m * n, |out| {
             let blocks = out.columns(n, block).into_iter().enumerate();
             threads.for_each(is_worth_it, blocks, |(i, mut out)| {
@@ -120,9 +130,13 @@ impl Products {
         [k, n]: [usize; 2],
     ) {
         let bias = bias.map(|bias| &bias[range.clone()]);
+        let leaves = x.len();
+        let rows = |leaf, columns: Range<usize>| leaf * n + columns.start..leaf * n + columns.end;
         #[cfg(target_arch = "x86_64")]
-        if let ([Prepared::Tiles(x)], Storage::BF16(w)) = (x, w) {
-            amx::multiply(x, &w[range.start * k..range.end * k], &mut |block| {
+        if let (Some(x), Storage::BF16(w)) = (x.iter().map(Prepared::tiles).collect::<Option<Vec<_>>>(), w) {
+            let all = (0..leaves).map(|leaf| rows(leaf, range.clone()));
+            let w: Vec<_> = all.map(|rows| &w[rows.start * k..rows.end * k]).collect();
+            amx::multiply(self.arch, &x, &w, &mut |block| {
                 let bias = bias.map(|bias| &bias[block.columns.clone()]);
                 for (row, sums) in block.rows.clone().zip(block.sums()) {
                     round(self.arch, sums, bias, &mut out.row(row)[block.columns.clone()]);
@@ -130,18 +144,18 @@ impl Products {
             });
             return;
         }
+        let places = tree::places(leaves);
         let m = out.row_count();
-        let together = Prepared::rows_together(m * x.len()).min(range.len());
-        let mut sums = vec![0.0; m * together * x.len()];
+        let together = Prepared::rows_together(m * places).min(range.len());
+        let mut sums = vec![0.0; m * together * places];
         for first in (0..range.len()).step_by(together) {
             let columns = first..range.len().min(first + together);
             let count = m * columns.len();
-            let sums = &mut sums[..count * x.len()];
-            for (leaf, (x, sums)) in x.iter().zip(sums.chunks_exact_mut(count)).enumerate() {
-                let rows = leaf * n + range.start;
-                self.block(x, w, rows + columns.start..rows + columns.end, sums, k);
+            for (leaf, x) in x.iter().enumerate() {
+                let rows = rows(leaf, range.start + columns.start..range.start + columns.end);
+                self.block(x, w, rows, &mut sums[tree::place(leaf, leaves) * count..][..count], k);
+                tree::add(self.arch, &mut sums, count, leaf, leaves);
             }
-            tree::sum(self.arch, sums, count);
             let bias = bias.map(|bias| &bias[columns.clone()]);
             for (row, sums) in sums[..count].chunks_exact(columns.len()).enumerate() {
                 round(self.arch, sums, bias, &mut out.row(row)[columns.clone()]);
@@ -178,12 +192,6 @@ impl Products {
         match (x, w) {
             #[cfg(target_arch = "x86_64")]
             (Prepared::Packed(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
-            #[cfg(target_arch = "x86_64")]
-            (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], &mut |block| {
-                for (row, sums) in block.rows.clone().zip(block.sums()) {
-                    out[row * rows.len()..][block.columns.clone()].copy_from_slice(sums);
-                }
-            }),
             (Prepared::Deinterleaved(x), Storage::BF16(w)) => {
                 simd::multiply::<Pair>(self.arch, x, bytemuck::cast_slice(&w[part]), out, k);
             }

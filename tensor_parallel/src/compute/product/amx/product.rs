@@ -11,6 +11,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
 use crate::compute::rows::vectorized;
+use crate::compute::tree;
 use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
@@ -21,7 +22,8 @@ const MANY_ROWS: usize = 256;
 const STEPS: usize = 16;
 /// Number of activation rows in a group, so that their part of the depth stays in the second-level cache with the sums.
 const ROWS_TOGETHER: usize = 512;
-/// Number of columns that are multiplied together with many rows, so that their sums stay in the second-level cache.
+/// Number of columns that are multiplied together with many rows, so that their sums stay in the second-level cache. With several
+/// leaves, unfinished sums take the place of half of them.
 const MOST_COLUMNS: usize = 256;
 /// The number of columns that are multiplied together should be a multiple of this.
 pub(in crate::compute::product) const GRANULE: usize = PAIR;
@@ -69,9 +71,13 @@ impl Packed {
         Self { tiles, rows, groups, steps, part }
     }
 
-    /// Returns the number of columns of the product that should be multiplied together.
-    pub(in crate::compute::product) fn columns_together(&self) -> usize {
-        if self.part < self.steps { MOST_COLUMNS } else { usize::MAX }
+    /// Returns the number of columns of a product of `leaves` parts that should be multiplied together.
+    pub(in crate::compute::product) fn columns_together(&self, leaves: usize) -> usize {
+        match leaves {
+            1 if self.part == self.steps => usize::MAX,
+            1 => MOST_COLUMNS,
+            _ => MOST_COLUMNS / 2,
+        }
     }
 
     /// Returns the tiles of a group in the part of the depth that begins with step `first`.
@@ -96,21 +102,33 @@ impl Block<'_> {
     }
 }
 
-/// Calls `done` with every block of the product of the rows of `x` with the rows of `w`.
-pub(in crate::compute::product) fn multiply(x: &Packed, w: &[bf16], done: &mut impl FnMut(Block<'_>)) {
-    multiply_by(&Tiles::new(), x, w, done);
+/// Calls `done` with every block of the product of the rows of `x` with the rows of `w`. With several of both, all of the same shape,
+/// their products are added as a [`tree`].
+pub(in crate::compute::product) fn multiply(
+    arch: Arch,
+    x: &[&Packed],
+    w: &[&[bf16]],
+    done: &mut impl FnMut(Block<'_>),
+) {
+    multiply_by(&Tiles::new(), arch, x, w, done);
 }
 
-fn multiply_by(tiles: &impl TileProducts, x: &Packed, w: &[bf16], done: &mut impl FnMut(Block<'_>)) {
+fn multiply_by(
+    tiles: &impl TileProducts,
+    arch: Arch,
+    x: &[&Packed],
+    w: &[&[bf16]],
+    done: &mut impl FnMut(Block<'_>),
+) {
     thread_local! {
         static SCRATCH: RefCell<Scratch> = RefCell::default();
     }
-    assert!(w.len().is_multiple_of(x.steps * DEPTH), "weights must be whole rows");
+    assert!(w.iter().all(|w| w.len().is_multiple_of(x[0].steps * DEPTH)), "weights must be whole rows");
     SCRATCH.with_borrow_mut(|scratch| {
-        if x.rows <= SIDE {
-            by_ones(tiles, x, w, scratch, done);
+        if x[0].rows <= SIDE {
+            by_ones(tiles, arch, x, w, scratch, done);
         } else {
-            by_pairs(tiles, x, w, scratch, done);
+            by_pairs(tiles, arch, x, w, scratch, done);
         }
     });
 }
@@ -129,51 +147,65 @@ struct Scratch {
 /// Multiplies up to 16 activation rows: each tile of weights is used once.
 fn by_ones(
     tiles: &impl TileProducts,
-    x: &Packed,
-    w: &[bf16],
+    arch: Arch,
+    x: &[&Packed],
+    w: &[&[bf16]],
     scratch: &mut Scratch,
     done: &mut impl FnMut(Block<'_>),
 ) {
-    let k = x.steps * DEPTH;
+    let (k, rows) = (x[0].steps * DEPTH, x[0].rows);
+    let (leaves, places) = (x.len(), tree::places(x.len()));
     let Scratch { weights, sums, exchanged } = scratch;
-    let sums = sums.first(SIDE * SIDE);
-    let mut strips = w.chunks(SIDE * k).enumerate().peekable();
-    while let Some((strip, mut values)) = strips.next() {
-        let columns = strip * SIDE..strip * SIDE + values.len() / k;
-        if columns.len() < SIDE {
-            let (copied, missing) = weights.first(SIDE * k).split_at_mut(values.len());
-            copied.copy_from_slice(values);
-            missing.fill(bf16::ZERO);
-            values = &weights[..SIDE * k];
+    let strips = if leaves == 1 { 1 } else { w[0].len().div_ceil(SIDE * k) };
+    let sums = sums.first(strips * places * WORDS);
+    for (leaf, (x, w)) in x.iter().zip(w).enumerate() {
+        let mut all = w.chunks(SIDE * k).enumerate().peekable();
+        while let Some((strip, mut values)) = all.next() {
+            let columns = strip * SIDE..strip * SIDE + values.len() / k;
+            if columns.len() < SIDE {
+                let (copied, missing) = weights.first(SIDE * k).split_at_mut(values.len());
+                copied.copy_from_slice(values);
+                missing.fill(bf16::ZERO);
+                values = &weights[..SIDE * k];
+            }
+            let sums = &mut sums[strip % strips * places * WORDS..][..places * WORDS];
+            let to = &mut sums[tree::place(leaf, leaves) * WORDS..];
+            tiles.one_by_one(Rows { values, stride: k }, x.group(0, 0), to, all.peek().is_some());
+            tree::add(arch, sums, WORDS, leaf, leaves);
+            if leaf + 1 == leaves {
+                let sums = exchange((&sums[..WORDS], SIDE), exchanged);
+                done(Block { rows: 0..rows, columns, sums, stride: SIDE });
+            }
         }
-        tiles.one_by_one(Rows { values, stride: k }, x.group(0, 0), sums, strips.peek().is_some());
-        let sums = exchange((sums, SIDE), exchanged);
-        done(Block { rows: 0..x.rows, columns, sums, stride: SIDE });
     }
 }
 
 /// Multiplies more activation rows: each tile is used twice.
 fn by_pairs(
     tiles: &impl TileProducts,
-    x: &Packed,
-    w: &[bf16],
+    arch: Arch,
+    x: &[&Packed],
+    w: &[&[bf16]],
     scratch: &mut Scratch,
     done: &mut impl FnMut(Block<'_>),
 ) {
-    let k = x.steps * DEPTH;
-    let n = w.len() / k;
+    let Packed { rows: m, groups, steps, part, .. } = *x[0];
+    let (k, is_whole) = (steps * DEPTH, part == steps);
+    let n = w[0].len() / k;
+    let (leaves, places) = (x.len(), tree::places(x.len()));
     let Scratch { weights, sums, exchanged } = scratch;
-    let arch = Arch::new();
-    let all = x.groups.div_ceil(2);
-    let is_whole = x.part == x.steps;
+    let all = groups.div_ceil(2);
     for pairs in
         (0..all).step_by(ROWS_TOGETHER / PAIR).map(|first| first..all.min(first + ROWS_TOGETHER / PAIR))
     {
-        let blocks = if is_whole { 1 } else { n.div_ceil(PAIR) * pairs.len() };
-        let sums = sums.first(blocks * SUMS);
-        for first in (0..x.steps).step_by(x.part) {
-            let depth = first * DEPTH..x.steps.min(first + x.part) * DEPTH;
-            for (strip, values) in w.chunks(PAIR * k).enumerate() {
+        let blocks = if is_whole && leaves == 1 { 1 } else { n.div_ceil(PAIR) * pairs.len() };
+        let sums = sums.first(blocks * places * SUMS);
+        for (leaf, first) in
+            (0..leaves).flat_map(|leaf| (0..steps).step_by(part).map(move |first| (leaf, first)))
+        {
+            let (x, place) = (x[leaf], tree::place(leaf, leaves));
+            let depth = first * DEPTH..steps.min(first + part) * DEPTH;
+            for (strip, values) in w[leaf].chunks(PAIR * k).enumerate() {
                 let rows = values.len() / k;
                 let strip_of_weights = if is_whole && rows == PAIR {
                     Rows { values, stride: k }
@@ -185,23 +217,27 @@ fn by_pairs(
                     Rows { values: all, stride: depth.len() }
                 };
                 for (at, pair) in pairs.clone().enumerate() {
-                    let block = if is_whole { 0 } else { strip * pairs.len() + at };
-                    let sums = &mut sums[block * SUMS..][..SUMS];
-                    let groups = [2 * pair, (2 * pair + 1).min(x.groups - 1)];
-                    let next = next_rows(w, k, (strip, depth.clone()), (at, pairs.len()));
+                    let block = (strip * pairs.len() + at) % blocks;
+                    let sums = &mut sums[block * places * SUMS..][..places * SUMS];
+                    let both = [2 * pair, (2 * pair + 1).min(groups - 1)];
+                    let next = next_rows(w, k, (leaf, strip, depth.clone()), (at, pairs.len()));
                     tiles.two_by_two(
                         strip_of_weights,
-                        groups.map(|group| x.group(first, group)),
-                        (&mut *sums, PAIR),
+                        both.map(|group| x.group(first, group)),
+                        (&mut sums[place * SUMS..], PAIR),
                         first > 0,
                         next,
                         !is_whole,
                     );
-                    if depth.end == k {
-                        let sums = exchange((sums, PAIR), exchanged);
+                    if depth.end < k {
+                        continue;
+                    }
+                    tree::add(arch, sums, SUMS, leaf, leaves);
+                    if leaf + 1 == leaves {
+                        let sums = exchange((&sums[..SUMS], PAIR), exchanged);
                         let columns = strip * PAIR;
                         done(Block {
-                            rows: pair * PAIR..x.rows.min((pair + 1) * PAIR),
+                            rows: pair * PAIR..m.min((pair + 1) * PAIR),
                             columns: columns..columns + rows,
                             sums,
                             stride: PAIR,
@@ -214,17 +250,18 @@ fn by_pairs(
 }
 
 /// Returns the rows that product `at` of `of` prefetches: the next strip at the same depth, or after the last strip the first one
-/// at the next depth. Prefetches slow loads of tiles least if they are spread over all products.
-fn next_rows(
-    w: &[bf16],
+/// at the next depth, or of the next leaf. Prefetches slow loads of tiles least if they are spread over all products.
+fn next_rows<'a>(
+    w: &[&'a [bf16]],
     k: usize,
-    (strip, depth): (usize, Range<usize>),
+    (leaf, strip, depth): (usize, usize, Range<usize>),
     (at, of): (usize, usize),
-) -> Rows<'_> {
-    let whole = |strip| w.chunks_exact(PAIR * k).nth(strip);
-    let (strip, start) = match whole(strip + 1) {
+) -> Rows<'a> {
+    let whole = |leaf: usize, strip| w.get(leaf).and_then(|w| w.chunks_exact(PAIR * k).nth(strip));
+    let (strip, start) = match whole(leaf, strip + 1) {
         Some(next) => (Some(next), depth.start),
-        None => (whole(0).filter(|_| depth.end < k), depth.end),
+        None if depth.end < k => (whole(leaf, 0), depth.end),
+        None => (whole(leaf + 1, 0), 0),
     };
     let rows = PAIR.div_ceil(of).next_multiple_of(4);
     let part = strip.and_then(|strip| strip.chunks(rows * k).nth(at));
@@ -280,20 +317,26 @@ mod tests {
             [MANY_ROWS, 2 * DEPTH * STEPS, 64],
             [ROWS_TOGETHER + 17, DEPTH * (STEPS + 3), 33],
         ] {
-            let x: Vec<bf16> = (0..m * k).map(value).collect();
-            let w: Vec<bf16> = (0..n * k).map(|i| value(i + i / 5)).collect();
-            let packed = Packed::new(&Threads::new(1, "test"), &x, k);
-            let mut out = vec![f32::NAN; m * n];
-            multiply_by(&Plain, &packed, &w, &mut |block: Block<'_>| {
-                for (row, sums) in block.rows.clone().zip(block.sums()) {
-                    out[row * n..][block.columns.clone()].copy_from_slice(sums);
-                }
-            });
-            for (r, out) in out.chunks_exact(n).enumerate() {
-                for (i, out) in out.iter().enumerate() {
-                    let terms = x[r * k..][..k].iter().zip(&w[i * k..][..k]);
-                    let want: f32 = terms.map(|(x, w)| x.to_f32() * w.to_f32()).sum();
-                    assert_eq!(*out, want, "{m} x {k} x {n}: row {r}, column {i}");
+            for leaves in [1, 6] {
+                let x: Vec<bf16> = (0..leaves * m * k).map(value).collect();
+                let w: Vec<bf16> = (0..leaves * n * k).map(|i| value(i + i / 5)).collect();
+                let threads = Threads::new(1, "test");
+                let packed: Vec<_> = x.chunks(m * k).map(|x| Packed::new(&threads, x, k)).collect();
+                let parts: Vec<_> = w.chunks(n * k).collect();
+                let mut out = vec![f32::NAN; m * n];
+                multiply_by(&Plain, Arch::new(), &packed.iter().collect::<Vec<_>>(), &parts, &mut |block| {
+                    for (row, sums) in block.rows.clone().zip(block.sums()) {
+                        out[row * n..][block.columns.clone()].copy_from_slice(sums);
+                    }
+                });
+                for (r, out) in out.chunks_exact(n).enumerate() {
+                    for (i, out) in out.iter().enumerate() {
+                        let terms = (0..leaves).flat_map(|leaf| {
+                            x[(leaf * m + r) * k..][..k].iter().zip(&w[(leaf * n + i) * k..][..k])
+                        });
+                        let want: f32 = terms.map(|(x, w)| x.to_f32() * w.to_f32()).sum();
+                        assert_eq!(*out, want, "{leaves} x {m} x {k} x {n}: row {r}, column {i}");
+                    }
                 }
             }
         }
