@@ -193,8 +193,10 @@ impl Error {
             "root"
         } else if mine.dtype != theirs.dtype {
             "element type"
-        } else {
+        } else if mine.count != theirs.count {
             "length"
+        } else {
+            mine.composed.difference(theirs.composed).unwrap_or("length")
         };
         Self::Mismatch {
             group: group.into(),
@@ -269,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_two_ends_of_a_message_do_not_differ_in_the_operation() {
-        let call = |operation, dtype, count| CallFingerprint { operation, dtype, count };
+        let call = CallFingerprint::new;
         let (send, recv) = (Operation::Send { to: Rank(1) }, Operation::Recv { from: Rank(0) });
         let sum = Operation::AllReduce(ReduceOp::Sum);
         for (mine, theirs, expected) in [

@@ -78,6 +78,38 @@ fn other_reductions_than_sum_and_average_are_refused_and_the_group_goes_on() {
     });
 }
 
+type Composed = fn(&mut ProcessGroup, usize) -> Result<(), Error>;
+
+#[test]
+fn ranks_whose_composed_calls_differ_are_told_in_what() {
+    let calls: [(&str, Composed); 4] = [
+        ("reduction", |group, me| {
+            group.all_reduce_compressed(&mut [1.0f32; 5], [ReduceOp::Sum, ReduceOp::Avg][me], WireType::Bf16)
+        }),
+        ("length", |group, me| {
+            group.all_reduce_compressed(&mut vec![1.0f32; 5 + me], ReduceOp::Sum, WireType::Bf16)
+        }),
+        ("split", |group, me| {
+            let (mut a, mut b) = (vec![1.0f32; 3 + 2 * me], vec![1.0f32; 5 - 2 * me]);
+            group.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Sum)
+        }),
+        ("operation", |group, me| match me {
+            0 => group.all_gather_object(&7u8).map(drop),
+            _ => group.all_gather(&mut [0u64; 2]),
+        }),
+    ];
+    for (field, call) in calls {
+        let errors = on_loopback(2, |group| {
+            let me = group.rank().index();
+            call(group, me).unwrap_err()
+        });
+        for error in errors {
+            let told = matches!(error, Error::Mismatch { .. } | Error::PeerAborted { .. });
+            assert!(told && error.to_string().contains(field), "{field}: {error}");
+        }
+    }
+}
+
 /// Of the range in which both types have their full precision.
 fn value() -> impl Strategy<Value = f32> {
     prop_oneof![Just(0.0f32), 0.01f32..4000.0, -4000.0f32..-0.01]

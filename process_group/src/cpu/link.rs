@@ -461,8 +461,7 @@ mod tests {
     use crate::types::operation::{CallFingerprint, Operation};
 
     fn header(kind: Kind, length: usize) -> [u8; HEADER] {
-        let fingerprint =
-            CallFingerprint { operation: Operation::AllGather, dtype: DType::U8, count: length };
+        let fingerprint = CallFingerprint::new(Operation::AllGather, DType::U8, length);
         let (algorithm, rank) = (Algorithm::Direct, Rank(1));
         Header { kind, fingerprint, algorithm, sequence: 7, length, rank }.encode()
     }

@@ -128,7 +128,7 @@ impl CpuGroup {
         if self.programs.len() >= REMEMBERED {
             self.programs.clear();
         }
-        let CallFingerprint { operation, dtype, count } = fingerprint;
+        let CallFingerprint { operation, dtype, count, .. } = fingerprint;
         let path = self.paths.path(operation, dtype, count);
         let algorithm = path
             .schedule()
@@ -275,7 +275,7 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
 }
 
 fn control(kind: Kind, rank: Rank, length: usize) -> Header {
-    let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+    let fingerprint = CallFingerprint::new(Operation::Barrier, DType::U8, 0);
     Header { kind, fingerprint, algorithm: Algorithm::Direct, sequence: 0, length, rank }
 }
 

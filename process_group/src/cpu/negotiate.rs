@@ -128,7 +128,7 @@ fn first_call<'a>(
     let count = input.map(<[u8]>::len).or(output.as_ref().map(|output| output.len())).unwrap_or_default();
     let (sequence, add_norm, interrupt) = (0, None, None);
     Call {
-        fingerprint: CallFingerprint { operation, dtype: DType::U8, count },
+        fingerprint: CallFingerprint::new(operation, DType::U8, count),
         sequence,
         deadline,
         in_place: input.is_none(),

@@ -60,7 +60,7 @@ fn rank_0_of(n: usize, spin: Duration) -> (CpuGroup, Vec<TcpStream>) {
 
 fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<ViewMut<'_>>) -> Call<'_> {
     let count = output.as_ref().map_or(0, ViewMut::count);
-    let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
+    let fingerprint = CallFingerprint::new(operation, DType::U8, count);
     let deadline = Instant::now() + patience;
     Call {
         fingerprint,
@@ -93,7 +93,7 @@ fn rank_0_sharing(spin: Duration) -> (CpuGroup, shared::ByteQueues, TcpStream) {
 
 /// Returns the frame of a message from rank 1 to rank 0.
 fn message(count: usize) -> Vec<u8> {
-    let fingerprint = CallFingerprint { operation: Operation::Send { to: Rank(0) }, dtype: DType::U8, count };
+    let fingerprint = CallFingerprint::new(Operation::Send { to: Rank(0) }, DType::U8, count);
     let header = Header { fingerprint, sequence: 1, ..control(Kind::Data, Rank(1), count) };
     [&header.encode()[..], &vec![7; count]].concat()
 }
@@ -331,7 +331,7 @@ fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut group, mut peers) = rank_0_of(3, Duration::ZERO);
     // One rank has entered the call, sent its messages, and waits too.
     let (operation, count) = (Operation::Send { to: Rank(0) }, size_of::<shared::SegmentHandle>());
-    let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
+    let fingerprint = CallFingerprint::new(operation, DType::U8, count);
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
     peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
     let error = group.negotiate(Instant::now() + Duration::from_millis(300)).unwrap_err();
@@ -347,7 +347,7 @@ fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
     // The kernel accepts connections for a stopped process.
     let stopped = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = Header {
-        fingerprint: CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 },
+        fingerprint: CallFingerprint::new(Operation::Barrier, DType::U8, 0),
         sequence: 1,
         ..control(Kind::Query, Rank(1), 0)
     };
@@ -385,8 +385,7 @@ fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
 #[test]
 fn a_forced_path_is_taken_by_calls_made_before_too() {
     let (mut group, _peers) = rank_0_of(4, Duration::ZERO);
-    let call =
-        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 1000 };
+    let call = CallFingerprint::new(Operation::AllReduce(ReduceOp::Sum), DType::F32, 1000);
     let path = |group: &mut CpuGroup| group.program(call, true).unwrap().0;
     let chosen = path(&mut group);
     for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
@@ -404,7 +403,7 @@ fn the_time_until_a_late_rank_comes_is_told_as_waiting() {
     let peer = std::thread::spawn(move || {
         std::thread::sleep(late);
         // A barrier of two ranks is one message each way.
-        let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+        let fingerprint = CallFingerprint::new(Operation::Barrier, DType::U8, 0);
         let algorithm = Algorithm::RecursiveDoubling;
         let mine = Header { fingerprint, algorithm, sequence: 1, ..control(Kind::Data, Rank(1), 1) };
         peers[0].write_all(&mine.encode()).unwrap();

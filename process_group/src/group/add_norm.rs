@@ -6,7 +6,7 @@ use crate::backend::call::AddNorm;
 use crate::device::buffer::{Buffer, BufferMut};
 use crate::error::{Error, Result};
 use crate::types::dtype::DType;
-use crate::types::operation::{Operation, ReduceOp};
+use crate::types::operation::{CallFingerprint, Composed, Operation, ReduceOp};
 use crate::types::sync::lock;
 
 impl ProcessGroup {
@@ -81,7 +81,8 @@ impl ProcessGroup {
                 "all-reduce with norm: a CudaSlice is not accepted here; pass a DeviceBuffer or a view",
             ));
         }
-        let fingerprint = self.fingerprint(operation, dtype, count)?;
+        let composed = Composed::with_norm(out.dtype(), columns);
+        let fingerprint = CallFingerprint { composed, ..self.fingerprint(operation, dtype, count)? };
         let sequence = self.next();
         self.wait_idle();
         self.inner.run(

@@ -5,7 +5,7 @@ use super::inner::Buffers;
 use crate::device::buffer::{Memory, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::types::dtype::DType;
-use crate::types::operation::{CallFingerprint, Operation};
+use crate::types::operation::{CallFingerprint, Composed, Operation};
 use crate::types::rank::Rank;
 
 impl ProcessGroup {
@@ -32,7 +32,8 @@ impl ProcessGroup {
     ) -> Result<CallFingerprint> {
         self.check_ranks(operation)?;
         let chunks = if operation.is_chunked() { self.world_size() } else { 1 };
-        Ok(CallFingerprint { operation, dtype, count: self.chunk(operation, "buffer", total, chunks)? })
+        let count = self.chunk(operation, "buffer", total, chunks)?;
+        Ok(CallFingerprint { composed: self.composed, ..CallFingerprint::new(operation, dtype, count) })
     }
 
     pub(super) fn out_of_place<'a>(
@@ -100,7 +101,19 @@ impl ProcessGroup {
             return Err(Error::invalid(format!("{operation} needs a buffer")));
         };
         self.check_ranks(operation)?;
-        Ok(CallFingerprint { operation, dtype, count })
+        Ok(CallFingerprint { composed: self.composed, ..CallFingerprint::new(operation, dtype, count) })
+    }
+
+    /// Makes the collectives of a composed call. The ranks compare its parameters with each of them.
+    pub(super) fn compose<R>(
+        &mut self,
+        call: Composed,
+        parts: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
+        let outer = std::mem::replace(&mut self.composed, call);
+        let outcome = parts(self);
+        self.composed = outer;
+        outcome
     }
 
     /// Returns the fingerprint of a message in `view`.
@@ -114,7 +127,7 @@ impl ProcessGroup {
                 )));
             }
         }
-        Ok(CallFingerprint { operation, dtype: view.dtype(), count: view.count() })
+        Ok(CallFingerprint::new(operation, view.dtype(), view.count()))
     }
 
     /// Returns the number of the next message in this direction between this rank and `peer`.

@@ -8,19 +8,27 @@ use crate::device::buffer::{BufferMut, ViewMut};
 use crate::error::Result;
 use crate::types::aligned::AlignedBytes;
 use crate::types::dtype::DType;
-use crate::types::operation::{Operation, ReduceOp};
+use crate::types::operation::{Composed, Operation, ReduceOp};
 
 impl ProcessGroup {
     /// Executes an [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of the
     /// configured size; on a GPU all of them form one NCCL group. Every rank passes the same types and lengths in the same order.
     pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
         // Each buffer lends its elements once, and all are checked before the first is reduced.
-        let mut views: Vec<ViewMut<'_>> = buffers.iter_mut().map(|b| b.view_mut()).collect();
+        let views: Vec<ViewMut<'_>> = buffers.iter_mut().map(|b| b.view_mut()).collect();
         let operation = Operation::AllReduce(op);
         views.iter().try_for_each(|view| self.check_memory(operation, view.memory()))?;
-        if self.device.is_some() {
-            return self.all_reduce_together(operation, views);
-        }
+        self.compose(Composed::coalesced(views.iter().map(|v| (v.dtype(), v.count()))), |group| {
+            if group.device.is_some() {
+                group.all_reduce_together(operation, views)
+            } else {
+                group.all_reduce_packed(operation, views)
+            }
+        })
+    }
+
+    /// Reduces buffers in host memory: packs them into buckets.
+    fn all_reduce_packed(&mut self, operation: Operation, mut views: Vec<ViewMut<'_>>) -> Result<()> {
         let shapes: Vec<(DType, usize)> = views.iter().map(|v| (v.dtype(), v.byte_len())).collect();
         let mut packed = AlignedBytes::default();
         for bucket in buckets(&shapes, self.info.bucket_bytes) {

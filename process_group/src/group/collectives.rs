@@ -164,7 +164,7 @@ impl ProcessGroup {
 
     /// Waits until every member has entered the barrier.
     pub fn barrier(&mut self) -> Result<()> {
-        let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+        let fingerprint = CallFingerprint::new(Operation::Barrier, DType::U8, 0);
         let sequence = self.next();
         self.wait_idle();
         self.inner.run(fingerprint, sequence, Buffers::InPlace(None))

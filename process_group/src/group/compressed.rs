@@ -10,7 +10,7 @@ use crate::device::buffer::{BufferMut, ViewMut};
 use crate::device::wire::{WireBuffer, WireMemory};
 use crate::error::{Error, Result};
 use crate::types::dtype::{DType, Element};
-use crate::types::operation::{Operation, ReduceOp};
+use crate::types::operation::{Composed, Operation, ReduceOp};
 
 /// The type that [`ProcessGroup::all_reduce_compressed`] sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,7 +128,9 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result<()> {
         sent.narrow(values)?;
-        self.in_place(Operation::AllReduce(ReduceOp::Sum), sent.values(values.count())?.view_mut())?;
+        self.compose(Composed::compressed(op, 0), |group| {
+            group.in_place(Operation::AllReduce(ReduceOp::Sum), sent.values(values.count())?.view_mut())
+        })?;
         let divisor = if op == ReduceOp::Avg { self.world_size() as f32 } else { 1.0 };
         Ok(sent.widen(values, divisor)?)
     }
@@ -142,9 +144,11 @@ impl ProcessGroup {
         let chunk = buffer.len().div_ceil(n);
         let mut wire = vec![T::zeroed(); n * chunk];
         wire[..buffer.len()].convert_from_f32_slice(buffer);
-        self.all_to_all(&mut wire)?;
-        reduce_chunks(&mut wire, me, chunk, op, (op == ReduceOp::Avg).then_some(n));
-        self.all_gather(&mut wire)?;
+        self.compose(Composed::compressed(op, n * chunk - buffer.len()), |group| {
+            group.all_to_all(&mut wire)?;
+            reduce_chunks(&mut wire, me, chunk, op, (op == ReduceOp::Avg).then_some(n));
+            group.all_gather(&mut wire)
+        })?;
         wire[..buffer.len()].convert_to_f32_slice(buffer);
         Ok(())
     }

@@ -130,7 +130,7 @@ impl GroupInner {
     /// Returns the span of a call for traces. If it is disabled, which is the case unless a program traces at level `debug`, it
     /// costs one comparison.
     fn span(&self, call: &CallFingerprint) -> EnteredSpan {
-        let CallFingerprint { operation, dtype, count } = call;
+        let CallFingerprint { operation, dtype, count, .. } = call;
         tracing::debug_span!(
             "collective",
             group = self.profile.group(),
@@ -370,8 +370,7 @@ impl GroupInner {
 }
 
 /// Placeholder in errors and logs before the first call.
-const NOTHING: CallFingerprint =
-    CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+const NOTHING: CallFingerprint = CallFingerprint::new(Operation::Barrier, DType::U8, 0);
 
 /// A call that completed at once.
 struct Done;

@@ -44,7 +44,7 @@ use crate::observe::profile::{Profile, Recording};
 use crate::paths::{Path, PathChoice};
 use crate::types::backend_kind::BackendKind;
 use crate::types::dtype::DType;
-use crate::types::operation::Operation;
+use crate::types::operation::{Composed, Operation};
 use crate::types::rank::Rank;
 use crate::types::sync::lock;
 use inner::{AbortReasons, Closing, Core, GroupInner, Worker};
@@ -104,6 +104,8 @@ pub struct ProcessGroup {
     inner: Arc<GroupInner>,
     worker: Option<Worker>,
     collectives: u64,
+    /// The composed call whose parts are being made.
+    composed: Composed,
     monitored: u64,
     sent: HashMap<Rank, u64>,
     received: HashMap<Rank, u64>,
@@ -171,6 +173,7 @@ impl ProcessGroup {
             inner,
             worker: None,
             collectives: 0,
+            composed: Composed::NONE,
             monitored: 0,
             sent: HashMap::new(),
             received: HashMap::new(),

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use super::ProcessGroup;
 use crate::error::{Error, Result};
 use crate::types::dtype::Element;
+use crate::types::operation::Composed;
 use crate::types::rank::Rank;
 
 impl ProcessGroup {
@@ -23,9 +24,11 @@ impl ProcessGroup {
             bytes = encode(value)?;
         }
         let mut length = [bytes.len() as u64];
-        self.broadcast_values(&mut length, root)?;
-        bytes.resize(length[0] as usize, 0);
-        self.broadcast_values(&mut bytes, root)?;
+        self.compose(Composed::BROADCAST_OBJECT, |group| {
+            group.broadcast_values(&mut length, root)?;
+            bytes.resize(length[0] as usize, 0);
+            group.broadcast_values(&mut bytes, root)
+        })?;
         decode(&bytes, root)
     }
 
@@ -33,13 +36,16 @@ impl ProcessGroup {
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<Vec<T>> {
         let mine = encode(value)?;
         let mut lengths = vec![0u64; self.world_size()];
-        self.all_gather_values(&[mine.len() as u64], &mut lengths)?;
-        // All chunks of an all-gather have one length: that of the longest value.
-        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
-        let mut padded = mine;
-        padded.resize(longest, 0);
-        let mut all = vec![0u8; longest * self.world_size()];
-        self.all_gather_values(&padded, &mut all)?;
+        let (longest, all) = self.compose(Composed::ALL_GATHER_OBJECT, |group| {
+            group.all_gather_values(&[mine.len() as u64], &mut lengths)?;
+            // All chunks of an all-gather have one length: that of the longest value.
+            let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+            let mut padded = mine;
+            padded.resize(longest, 0);
+            let mut all = vec![0u8; longest * group.world_size()];
+            group.all_gather_values(&padded, &mut all)?;
+            Ok((longest, all))
+        })?;
         Rank::all(self.world_size())
             .map(|rank| decode(&all[rank.index() * longest..][..lengths[rank.index()] as usize], rank))
             .collect()

@@ -109,8 +109,7 @@ mod tests {
         let elapsed = Duration::from_secs(6);
         let call = CurrentCall::new(7, Operation::AllReduce(ReduceOp::Sum), elapsed);
         assert_eq!(returned.clone().with_pending(&pending, now + elapsed).current, Some(call));
-        let message =
-            CallFingerprint { operation: Operation::Send { to: Rank(1) }, dtype: DType::F32, count: 1 };
+        let message = CallFingerprint::new(Operation::Send { to: Rank(1) }, DType::F32, 1);
         let sent = returned.clone().with_pending(&Pending { call: Some(message), ..pending }, now + elapsed);
         assert_eq!(sent.current, Some(CurrentCall::new(7, message.operation, elapsed)));
         assert!(sent.current.is_some_and(|call| call.is_message && call.elapsed_s == 6.0));

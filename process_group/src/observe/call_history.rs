@@ -206,7 +206,7 @@ mod tests {
     };
 
     fn gather(count: usize) -> CallFingerprint {
-        CallFingerprint { operation: Operation::Gather { root: Rank(3) }, dtype: DType::BF16, count }
+        CallFingerprint::new(Operation::Gather { root: Rank(3) }, DType::BF16, count)
     }
 
     fn record_of(history: &CallHistory) -> GroupRecord {

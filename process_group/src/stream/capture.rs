@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn calls_are_counted_by_kind_and_collectives_keep_their_order() {
-        let of = |operation| CallFingerprint { operation, dtype: DType::F32, count: 3 };
+        let of = |operation| CallFingerprint::new(operation, DType::F32, 3);
         let (sum, message) = (of(Operation::AllReduce(ReduceOp::Sum)), of(Operation::Send { to: Rank(2) }));
         let barrier = of(Operation::Barrier);
         let mut calls = GraphCalls::default();

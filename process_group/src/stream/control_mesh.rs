@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn messages_to_a_rank_that_does_not_listen_arrive_complete_once_it_does() {
         let (mut a, mut b) = pair();
-        let call = CallFingerprint { operation: Operation::AllGather, dtype: DType::F32, count: 7 };
+        let call = CallFingerprint::new(Operation::AllGather, DType::F32, 7);
         let mut sent = 0;
         let mut send = |a: &mut ControlMesh| {
             a.broadcast(&ControlMessage::Calls(sent, vec![call; MAX_CALLS]));

@@ -89,7 +89,7 @@ pub(super) mod tests {
     /// Returns one message of each kind, short and of maximum length.
     pub(in crate::stream) fn one_of_each() -> Vec<ControlMessage> {
         let operation = Operation::Reduce { op: ReduceOp::Product, root: Rank(u32::MAX) };
-        let call = CallFingerprint { operation, dtype: DType::BF16, count: usize::MAX };
+        let call = CallFingerprint::new(operation, DType::BF16, usize::MAX);
         vec![
             ControlMessage::Hello,
             ControlMessage::Goodbye,

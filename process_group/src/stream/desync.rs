@@ -171,7 +171,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn call(count: usize) -> CallFingerprint {
-        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+        CallFingerprint::new(Operation::AllReduce(ReduceOp::Sum), DType::F32, count)
     }
 
     fn log_of(calls: impl IntoIterator<Item = usize>) -> CallLog {

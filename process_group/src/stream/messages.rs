@@ -172,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn call(operation: Operation, count: usize) -> CallFingerprint {
-        CallFingerprint { operation, dtype: DType::F32, count }
+        CallFingerprint::new(operation, DType::F32, count)
     }
 
     #[test]

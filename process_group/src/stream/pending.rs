@@ -146,7 +146,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn call(operation: Operation, sequence: u64, enqueued: Instant) -> PendingCall {
-        let call = CallFingerprint { operation, dtype: DType::F32, count: 1 };
+        let call = CallFingerprint::new(operation, DType::F32, 1);
         let peers = PeerSet::of(&call);
         let deadline = enqueued + Duration::from_secs(30);
         PendingCall { call: Some(call), sequence, collectives: sequence, peers, enqueued, deadline }

@@ -238,7 +238,7 @@ mod tests {
     use crate::types::operation::{Operation, ReduceOp};
 
     fn call(count: usize) -> CallFingerprint {
-        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+        CallFingerprint::new(Operation::AllReduce(ReduceOp::Sum), DType::F32, count)
     }
 
     #[test]

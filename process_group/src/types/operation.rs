@@ -196,6 +196,16 @@ pub struct CallFingerprint {
     pub dtype: DType,
     /// Number of elements of the vector, or of one chunk where [`Operation::is_chunked`].
     pub count: usize,
+    /// The composed call of which this call is a part.
+    #[serde(default)]
+    pub(crate) composed: Composed,
+}
+
+impl CallFingerprint {
+    /// Returns the fingerprint of a call that is no part of another.
+    pub const fn new(operation: Operation, dtype: DType, count: usize) -> Self {
+        Self { operation, dtype, count, composed: Composed::NONE }
+    }
 }
 
 impl fmt::Display for CallFingerprint {
@@ -204,6 +214,99 @@ impl fmt::Display for CallFingerprint {
             return self.operation.fmt(f);
         }
         let per = if self.operation.is_chunked() { " a rank" } else { "" };
-        write!(f, "{} of {} {}{per}", self.operation, self.count, self.dtype)
+        write!(f, "{} of {} {}{per}{}", self.operation, self.count, self.dtype, self.composed)
+    }
+}
+
+/// A call that consists of others, with the parameters that these do not show: on them too the ranks must agree. The kind in 4 bits,
+/// the parameters in 28.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Composed(pub(crate) u32);
+
+impl Composed {
+    /// Not a composed call.
+    pub(crate) const NONE: Self = Self(0);
+    /// A broadcast of a value.
+    pub(crate) const BROADCAST_OBJECT: Self = Self::of(1, 0);
+    /// An all-gather of values.
+    pub(crate) const ALL_GATHER_OBJECT: Self = Self::of(2, 0);
+
+    const BITS: u32 = 28;
+
+    const fn of(kind: u32, parameters: u32) -> Self {
+        Self((kind << Self::BITS) | (parameters & ((1 << Self::BITS) - 1)))
+    }
+
+    /// An all-reduce of 16-bit values, with this number of elements that only fill the last chunks.
+    pub(crate) const fn compressed(op: ReduceOp, padding: usize) -> Self {
+        Self::of(3, ((op as u32) << 25) | (padding as u32 & ((1 << 25) - 1)))
+    }
+
+    /// An all-reduce of arrays.
+    pub(crate) fn coalesced(arrays: impl Iterator<Item = (DType, usize)>) -> Self {
+        Self::of(4, split(arrays))
+    }
+
+    /// A reduction of the gradients of these parameters, in order of registration.
+    pub(crate) fn buckets(parameters: impl Iterator<Item = (DType, usize)>) -> Self {
+        Self::of(5, split(parameters))
+    }
+
+    /// An all-reduce with a norm of rows of this many elements, whose result has this type.
+    pub(crate) fn with_norm(result: DType, columns: usize) -> Self {
+        Self::of(6, split(std::iter::once((result, columns))))
+    }
+
+    const fn kind(self) -> u32 {
+        self.0 >> Self::BITS
+    }
+
+    const fn parameters(self) -> u32 {
+        self.0 & ((1 << Self::BITS) - 1)
+    }
+
+    /// Returns the reduction and the padding of a compressed all-reduce.
+    fn sent(self) -> (Option<ReduceOp>, u32) {
+        (ReduceOp::ALL.get((self.parameters() >> 25) as usize).copied(), self.parameters() & ((1 << 25) - 1))
+    }
+
+    /// Returns the first property in which two calls that are equal otherwise differ.
+    pub(crate) fn difference(self, other: Self) -> Option<&'static str> {
+        match self.kind() {
+            _ if self == other => None,
+            kind if kind != other.kind() => Some("operation"),
+            3 if self.sent().0 != other.sent().0 => Some("reduction"),
+            3 => Some("length"),
+            _ => Some("split"),
+        }
+    }
+}
+
+/// Returns a digest of the types and lengths of arrays. Mixes words as rustc's FxHash does.
+fn split(arrays: impl Iterator<Item = (DType, usize)>) -> u32 {
+    const FACTOR: u64 = 0x517c_c1b7_2722_0a95;
+    let mix = |digest: u64, word: u64| (digest.rotate_left(5) ^ word).wrapping_mul(FACTOR);
+    let add = |digest, (dtype, count): (DType, usize)| mix(mix(digest, dtype as u64), count as u64);
+    (arrays.fold(1, add) >> (u64::BITS - Composed::BITS)) as u32
+}
+
+impl fmt::Display for Composed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parameters = self.parameters();
+        match self.kind() {
+            0 => Ok(()),
+            1 => f.write_str(" (part of broadcast_object)"),
+            2 => f.write_str(" (part of all_gather_object)"),
+            3 => {
+                let (op, padding) = self.sent();
+                let op = op.map_or("unknown", ReduceOp::name);
+                write!(f, " (part of all_reduce_compressed({op}), padding {padding})")
+            }
+            4 => write!(f, " (part of all_reduce_coalesced, arrays of digest {parameters:07x})"),
+            5 => write!(f, " (part of BucketedReducer, parameters of digest {parameters:07x})"),
+            6 => write!(f, " (part of all_reduce_add_norm, rows of digest {parameters:07x})"),
+            kind => write!(f, " (part of an unknown call {kind})"),
+        }
     }
 }

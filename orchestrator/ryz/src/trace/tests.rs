@@ -31,7 +31,7 @@ fn call(number: u64, operation: Operation, outcome: Outcome) -> CallRecord {
     CallRecord {
         number,
         calls: 1,
-        fingerprint: CallFingerprint { operation, dtype: DType::F32, count: 4 },
+        fingerprint: CallFingerprint::new(operation, DType::F32, 4),
         path: (outcome != Outcome::Failed).then(|| "tcp/direct".into()),
         enqueued_ns,
         returned_ns: (outcome != Outcome::InProgress).then_some(enqueued_ns + 1_000_000),

@@ -12,7 +12,7 @@ use crate::group::ProcessGroup;
 use crate::group::memory::GroupMemory;
 use crate::group::work::Work;
 use crate::types::dtype::{DType, Element};
-use crate::types::operation::ReduceOp;
+use crate::types::operation::{Composed, ReduceOp};
 pub use plan::{BucketLayout, Parameter};
 use plan::{BucketPlan, GradientLocation, Readiness};
 
@@ -72,6 +72,8 @@ pub struct BucketedReducer {
     group: String,
     options: BucketOptions,
     parameters: Vec<Parameter>,
+    /// What the ranks compare with each reduction.
+    call: Composed,
     plan: BucketPlan,
     readiness: Readiness,
     buckets: Vec<Bucket>,
@@ -108,6 +110,7 @@ impl BucketedReducer {
             group: group.name().to_owned(),
             options: options.clone(),
             parameters: parameters.to_vec(),
+            call: Composed::buckets(parameters.iter().map(|p| (p.dtype, p.count))),
             readiness: Readiness::new(&plan),
             buckets: plan.buckets.iter().map(allocate).collect::<Result<_>>()?,
             plan,
@@ -191,7 +194,7 @@ impl BucketedReducer {
 
     fn mark(&mut self, group: &mut ProcessGroup, parameter: usize) -> Result<()> {
         for bucket in self.readiness.mark(&self.plan, parameter) {
-            self.buckets[bucket].launch(group, self.options.op)?;
+            self.buckets[bucket].launch(group, self.call, self.options.op)?;
         }
         Ok(())
     }
@@ -262,9 +265,9 @@ impl BucketedReducer {
 }
 
 impl Bucket {
-    fn launch(&mut self, group: &mut ProcessGroup, op: ReduceOp) -> Result<()> {
+    fn launch(&mut self, group: &mut ProcessGroup, call: Composed, op: ReduceOp) -> Result<()> {
         let Self::Idle(memory) = std::mem::replace(self, Self::Lost) else { return Err(lost()) };
-        *self = Self::InFlight(group.all_reduce_async(memory, op)?);
+        *self = Self::InFlight(group.compose(call, |group| group.all_reduce_async(memory, op))?);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The header before every payload: a fingerprint of the call of the payload.
 //!
-//! 64 bytes, little endian: kind, operation, reduction, element type, 4 × 0, root u32, rank u32 (the sender), sequence u64,
-//! count u64, payload length u64, the algorithm's name and zeros up to 24 bytes.
+//! 64 bytes, little endian: kind, operation, reduction, element type, composed call u32, root u32, rank u32 (the sender),
+//! sequence u64, count u64, payload length u64, the algorithm's name and zeros up to 24 bytes.
 
 use super::fingerprint;
 use crate::schedule::Algorithm;
@@ -75,10 +75,11 @@ impl Header {
         let mut bytes = [0; HEADER];
         bytes[0] = self.kind as u8;
         bytes[1..4].copy_from_slice(&call[..3]);
+        bytes[4..8].copy_from_slice(&call[16..20]);
         bytes[8..12].copy_from_slice(&call[4..8]);
         bytes[12..16].copy_from_slice(&self.rank.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[24..32].copy_from_slice(&call[8..]);
+        bytes[24..32].copy_from_slice(&call[8..16]);
         bytes[32..40].copy_from_slice(&(self.length as u64).to_le_bytes());
         bytes[40..].copy_from_slice(&NAMES[self.algorithm as usize]);
         bytes
@@ -88,13 +89,11 @@ impl Header {
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if bytes[4..8] != [0; 4] {
-            return None;
-        }
         let mut call = [0; fingerprint::BYTES];
         call[..3].copy_from_slice(&bytes[1..4]);
         call[4..8].copy_from_slice(&bytes[8..12]);
-        call[8..].copy_from_slice(&bytes[24..32]);
+        call[8..16].copy_from_slice(&bytes[24..32]);
+        call[16..20].copy_from_slice(&bytes[4..8]);
         let length = usize::try_from(u64_at(32)).ok()?;
         let kind = *KINDS.get(usize::from(bytes[0]))?;
         let header = Self {
@@ -123,16 +122,13 @@ mod tests {
     proptest! {
         #[test]
         fn any_header_of_bytes_decode_to_what_encodes_to_them_again_or_to_nothing(
-            mut bytes: [u8; HEADER], call in any_bytes(), name in 0..=NAMES.len(), is_reserved_zero: bool,
+            mut bytes: [u8; HEADER], call in any_bytes(), name in 0..=NAMES.len(),
             length in prop_oneof![Just(0), 0..2 * MAX_REASON as u64],
         ) {
             bytes[..4].copy_from_slice(&call);
             bytes[32..40].copy_from_slice(&length.to_le_bytes());
             if let Some(name) = NAMES.get(name) {
                 bytes[40..].copy_from_slice(name);
-            }
-            if is_reserved_zero {
-                bytes[4..8].fill(0);
             }
             if let Some(header) = Header::decode(&bytes) {
                 prop_assert_eq!(Header::decode(&header.encode()), Some(header));

@@ -173,15 +173,15 @@ pub(super) struct Network {
 
 /// Returns an all-reduce of this number of elements.
 pub(super) fn all_reduce(count: usize) -> CallFingerprint {
-    CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+    CallFingerprint::new(Operation::AllReduce(ReduceOp::Sum), DType::F32, count)
 }
 
 pub(super) fn send(to: u32, count: usize) -> CallFingerprint {
-    CallFingerprint { operation: Operation::Send { to: Rank(to) }, dtype: DType::F32, count }
+    CallFingerprint::new(Operation::Send { to: Rank(to) }, DType::F32, count)
 }
 
 pub(super) fn recv(from: u32, count: usize) -> CallFingerprint {
-    CallFingerprint { operation: Operation::Recv { from: Rank(from) }, dtype: DType::F32, count }
+    CallFingerprint::new(Operation::Recv { from: Rank(from) }, DType::F32, count)
 }
 
 /// Returns the sender and the receiver of a member's message.
