@@ -102,12 +102,17 @@ impl Rendezvous for MemoryRendezvous {
         let started = Instant::now();
         let shared = &*self.shared;
         let mut candidates = lock(&shared.candidates);
-        if candidates[self.rank.index()].replace(candidate).is_some() {
-            return Err(Error::Rendezvous(format!("rank {} has joined already", self.rank)));
+        let own = self.rank.index();
+        if candidates[own].is_some() {
+            return Err(Error::Rendezvous(format!(
+                "rank {} has joined already; each rank joins once, with a handle of its own",
+                self.rank
+            )));
         }
+        candidates[own] = Some(candidate);
         shared.joined.notify_all();
         let patience = deadline.saturating_duration_since(started);
-        let candidates = shared
+        let mut candidates = shared
             .joined
             .wait_timeout_while(candidates, patience, |candidates| candidates.contains(&None))
             .unwrap_or_else(PoisonError::into_inner)
@@ -115,6 +120,8 @@ impl Rendezvous for MemoryRendezvous {
         let missing: Vec<Rank> =
             Rank::all(candidates.len()).filter(|rank| candidates[rank.index()].is_none()).collect();
         if !missing.is_empty() {
+            // Ranks that come later must not count this one, which has gone.
+            candidates[own] = None;
             return Err(Error::Timeout { what: "joining".into(), waited: started.elapsed(), missing });
         }
         let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
@@ -139,5 +146,56 @@ impl Rendezvous for MemoryRendezvous {
             store: Arc::clone(&shared.store) as Arc<dyn Store>,
             secret: shared.secret.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership::capability::Capability;
+    use crate::membership::roster::Cpus;
+    use crate::testing::{LATE, in_time};
+    use crate::types::backend_kind::BackendKind;
+    use ryzanstein_config::BackendChoice;
+
+    fn candidate(pid: u32) -> Candidate {
+        Candidate {
+            host: "here".into(),
+            pid,
+            cpus: Cpus::default(),
+            data_address: None,
+            wanted: BackendChoice::Tcp,
+            capabilities: vec![Capability::usable(BackendKind::Tcp)],
+        }
+    }
+
+    #[test]
+    fn a_second_join_of_a_rank_is_refused_and_the_first_goes_on() {
+        in_time(|| {
+            let [zero, one] = <[MemoryRendezvous; 2]>::try_from(MemoryRendezvous::new(2)).unwrap();
+            let deadline = Instant::now() + LATE;
+            let again = zero.clone();
+            let first = std::thread::spawn(move || zero.join(candidate(1), deadline));
+            while lock(&again.shared.candidates)[0].is_none() {
+                std::thread::yield_now();
+            }
+            let error = again.join(candidate(2), deadline).map(drop).unwrap_err();
+            assert!(error.to_string().contains("rank 0 has joined already"), "{error}");
+            let pids = |of: Membership| of.roster.members.iter().map(|member| member.pid).collect::<Vec<_>>();
+            assert_eq!(one.join(candidate(3), deadline).map(pids).unwrap(), [1, 3]);
+            assert_eq!(first.join().unwrap().map(pids).unwrap(), [1, 3]);
+        });
+    }
+
+    #[test]
+    fn a_rank_that_comes_when_the_other_has_given_up_does_not_count_it() {
+        let ranks = MemoryRendezvous::new(2);
+        for (rank, absent) in [(0, 1), (1, 0), (0, 1)] {
+            let error = ranks[rank].join(candidate(1), Instant::now()).map(drop).unwrap_err();
+            assert!(
+                matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(absent)]),
+                "{error}"
+            );
+        }
     }
 }
