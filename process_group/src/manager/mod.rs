@@ -141,6 +141,7 @@ impl ProcessGroupManager {
         let obstacle = candidate.capabilities.first().and_then(|capability| capability.summary);
         let membership =
             tracing::info_span!("rendezvous").in_scope(|| rendezvous.join(candidate, deadline))?;
+        membership.check(rendezvous.world_size())?;
         let Membership { rank, roster, selection, secret, .. } = &membership;
         let backend = selection.backend;
         // The other backends release their resources.

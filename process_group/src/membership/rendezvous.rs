@@ -25,6 +25,31 @@ pub struct Membership {
     pub secret: Secret,
 }
 
+impl Membership {
+    /// Rejects a membership that cannot be. `announced` is the number of ranks that the rendezvous knew before.
+    pub(crate) fn check(&self, announced: Option<usize>) -> Result<()> {
+        let (rank, members) = (self.rank, &self.roster.members);
+        let n = members.len();
+        let wrong = if n == 0 {
+            "no members".to_owned()
+        } else if let Some(announced) = announced.filter(|announced| *announced != n) {
+            format!("{n} members, and the rendezvous has announced {announced}")
+        } else if let Some((member, place)) =
+            members.iter().zip(Rank::all(n)).find(|(m, place)| m.rank != *place)
+        {
+            format!("rank {} as member {place} of {n}", member.rank)
+        } else if rank.index() >= n {
+            format!("rank {rank} for this process, and only {n} members")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Rendezvous(format!(
+            "`join` returned {wrong}; correct this implementation of `Rendezvous`: it must return every rank from 0 once, in order, \
+             and this process's own"
+        )))
+    }
+}
+
 /// The meeting point of ranks.
 #[diagnostic::on_unimplemented(
     message = "ranks cannot meet through `{Self}`",
@@ -154,9 +179,32 @@ mod tests {
     use super::*;
     use crate::membership::capability::Capability;
     use crate::membership::roster::Cpus;
-    use crate::testing::{LATE, in_time};
+    use crate::testing::{self, LATE, in_time};
     use crate::types::backend_kind::BackendKind;
     use ryzanstein_config::BackendChoice;
+
+    #[test]
+    fn a_membership_that_cannot_be_is_refused_with_the_reason() {
+        let cases: [(u32, &[u32], Option<usize>, &str); 5] = [
+            (0, &[], None, "no members"),
+            (0, &[0], Some(2), "1 members, and the rendezvous has announced 2"),
+            (0, &[1, 0], Some(2), "rank 1 as member 0 of 2"),
+            (0, &[0, 0], None, "rank 0 as member 1 of 2"),
+            (2, &[0, 1], None, "rank 2 for this process, and only 2 members"),
+        ];
+        for (rank, ranks, announced, wrong) in cases {
+            let members = ranks.iter().map(|rank| testing::member(Rank(*rank))).collect();
+            let membership = Membership {
+                rank: Rank(rank),
+                roster: Roster { epoch: Epoch(1), members },
+                selection: BackendSelection { backend: BackendKind::Tcp, reason: String::new() },
+                store: Arc::new(MemoryStore::new()),
+                secret: Secret::random(),
+            };
+            let error = membership.check(announced).unwrap_err().to_string();
+            assert!(error.contains(&format!("returned {wrong};")), "{error}");
+        }
+    }
 
     fn candidate(pid: u32) -> Candidate {
         Candidate {
