@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use bytemuck::allocation::try_zeroed_vec;
+
 use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::device::{Device, DeviceBuffer, DeviceSliceMut, Stream};
 use crate::error::{Error, Result};
@@ -41,7 +43,13 @@ impl GroupMemory {
             buffer.zero(device.stream(), 0..count)?;
             Storage::Device(buffer, device.stream().clone())
         } else {
-            Storage::Host(vec![0; (count * dtype.size()).div_ceil(size_of::<u64>())])
+            let bytes = count.checked_mul(dtype.size());
+            let words = bytes.and_then(|bytes| try_zeroed_vec(bytes.div_ceil(size_of::<u64>())).ok());
+            Storage::Host(words.ok_or_else(|| {
+                Error::invalid(format!(
+                    "{count} elements of {dtype} are more than memory holds; ask for fewer"
+                ))
+            })?)
         };
         Ok(Self { dtype, count, storage })
     }

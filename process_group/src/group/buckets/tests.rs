@@ -50,6 +50,20 @@ fn reductions_for_which_zeros_are_not_neutral_are_refused() {
 }
 
 #[test]
+fn gradients_that_no_memory_holds_are_refused() {
+    let group = ProcessGroup::loopback(1).remove(0);
+    let options = BucketOptions {
+        bucket_bytes: usize::MAX,
+        first_bucket_bytes: usize::MAX,
+        ..BucketOptions::default()
+    };
+    let half = Parameter::new::<u8>("half", 1 << 62);
+    for parameters in [vec![half.clone()], vec![half; 2]] {
+        is_refused(BucketedReducer::new(&group, &parameters, &options), "more than memory holds");
+    }
+}
+
+#[test]
 fn many_unused_parameters_are_counted_and_not_all_named() {
     let mut group = ProcessGroup::loopback(1).remove(0);
     let many: Vec<Parameter> = (0..100).map(|i| Parameter::new::<f32>(format!("layer.{i}"), 1)).collect();
