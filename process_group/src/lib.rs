@@ -69,7 +69,7 @@ pub use device::buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut}
 pub use error::{Error, Result};
 pub use group::buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
 pub use group::work::Work;
-pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup, WireType};
+pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, ProcessGroup, WireType};
 pub use manager::ProcessGroupManager;
 pub use membership::capability::{Capability, ComponentVersion, Exclusive};
 pub use membership::layout::Layout;
@@ -78,7 +78,7 @@ pub use membership::roster::{Candidate, Cpus, Member, Roster, Secret};
 pub use membership::select::{BackendSelection, select_backend};
 pub use membership::store;
 pub use observe::flight_recorder::FlightRecorder;
-pub use observe::profile::{Profile, ProfileRow, bus_factor, call_bytes};
+pub use observe::profile::{LastCall, Profile, ProfileRow, bus_factor, call_bytes};
 pub use observe::record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 pub use types::backend_kind::BackendKind;
 pub use types::dtype::{DType, Element, UnknownDType};

@@ -90,26 +90,11 @@ pub(super) struct Core {
     /// The memory in which the buffers of calls must be.
     pub(super) memory: Memory,
     pub(super) failed: Option<Arc<Error>>,
-    /// The newest call that reached the backend: its number, time and fingerprint.
-    pub(super) last: Option<LastCall>,
     pub(super) profile: Arc<Profile>,
     pub(super) timeout: Duration,
     pub(super) world_size: usize,
     /// Checked by blocking calls.
     pub(super) interrupt: Arc<Interrupt>,
-}
-
-/// The newest call of a group.
-#[derive(Clone, Copy, Debug)]
-pub struct LastCall {
-    /// Its number in the group (for messages: in the pair and direction), from 1.
-    pub sequence: u64,
-    /// Time at which it began.
-    pub started: Instant,
-    /// Its fingerprint.
-    pub fingerprint: CallFingerprint,
-    /// Its path; `None` while it is in progress, and when it has failed.
-    pub path: Option<Path>,
 }
 
 impl std::fmt::Debug for GroupInner {
@@ -245,7 +230,6 @@ impl GroupInner {
             core.profile.fail(Instant::now());
             return Err(error);
         }
-        core.last = Some(LastCall { sequence, started, fingerprint, path: Some(path) });
         core.profile.end_replay(path, captured.calls().counts(), Instant::now());
         Ok(())
     }
@@ -313,7 +297,8 @@ impl GroupInner {
 
     /// As [`judge`](Self::judge), for work that follows the newest call.
     fn judge_newest(&self, core: &mut Core, outcome: Result<()>) -> Result<()> {
-        let (fingerprint, sequence) = core.last.map_or((NOTHING, 0), |l| (l.fingerprint, l.sequence));
+        let (fingerprint, sequence) =
+            self.profile.last_call().map_or((NOTHING, 0), |last| (last.fingerprint, last.sequence));
         self.judge(core, outcome, fingerprint, sequence)
     }
 
@@ -400,22 +385,18 @@ impl Core {
     }
 
     /// Notes that a call reaches the backend.
-    fn begin(&mut self, fingerprint: CallFingerprint, sequence: u64, started: Instant) {
-        self.last = Some(LastCall { sequence, started, fingerprint, path: None });
+    fn begin(&self, fingerprint: CallFingerprint, sequence: u64, started: Instant) {
         self.profile.begin(&fingerprint, sequence, 1, started);
     }
 
     /// Notes that the oldest call in progress is done or enqueued.
     fn end(
-        &mut self,
+        &self,
         fingerprint: &CallFingerprint,
         completion: Completion,
         started: Instant,
         returned: Instant,
     ) {
-        if let Some(last) = &mut self.last {
-            last.path = Some(completion.path);
-        }
         self.profile.end(fingerprint, completion, started, returned);
     }
 

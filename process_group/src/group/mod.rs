@@ -19,7 +19,6 @@ pub(crate) mod work;
 
 pub use capture::CapturedCalls;
 pub use compressed::WireType;
-pub use inner::LastCall;
 pub use monitored::Arrival;
 pub use transfer::GroupBuffer;
 
@@ -40,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::factory::AnyBackend;
 use crate::membership::store::{MemoryStore, Store};
 use crate::observe::flight_recorder::FlightRecorder;
-use crate::observe::profile::{Profile, Recording};
+use crate::observe::profile::{LastCall, Profile, Recording};
 use crate::paths::{Path, PathChoice};
 use crate::types::backend_kind::BackendKind;
 use crate::types::dtype::DType;
@@ -148,7 +147,6 @@ impl ProcessGroup {
             backend,
             memory,
             failed: None,
-            last: None,
             profile: Arc::clone(&profile),
             timeout,
             world_size,
@@ -332,14 +330,14 @@ impl ProcessGroup {
         lock(&self.inner.core).backend.backend_mut().force(path)
     }
 
-    /// Returns the newest call, for reports of a rank's activity at its failure.
+    /// Returns the newest call, for reports of a rank's activity at its failure. Does not wait for one that is in progress.
     pub fn last_call(&self) -> Option<LastCall> {
-        lock(&self.inner.core).last
+        self.inner.profile.last_call()
     }
 
     /// Forgets the last call: a report should name no call that the user did not make.
     pub(crate) fn forget_last_call(&mut self) {
-        lock(&self.inner.core).last = None;
+        self.inner.profile.forget_last_call();
     }
 
     /// Ends the worker's current call, and every later one, with this error.
@@ -364,9 +362,11 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Otherwise the other ranks would conclude that this rank has left in good order. The manager may have told them
-            // already.
+            // already. A call in progress ends first: it holds the state.
+            let error = Error::Panicked("see what it wrote to its standard error".into());
+            self.inner.interrupt(&error);
             if self.failure().is_none() {
-                self.inner.abort(Error::Panicked("see what it wrote to its standard error".into()));
+                self.inner.abort(error);
                 self.inner.write_record();
             }
         }

@@ -187,6 +187,22 @@ fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
 }
 
 #[test]
+fn the_last_call_is_known_while_it_waits() {
+    let mut ranks = ProcessGroup::loopback(2);
+    let (mut other, mut group) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+    let work = group.all_reduce_async(vec![1.0f32; 3], ReduceOp::Sum).unwrap();
+    let until = Instant::now() + LATE;
+    while group.last_call().is_none() {
+        assert!(Instant::now() < until, "the worker makes the call");
+        std::thread::yield_now();
+    }
+    // A reader that waited for the call would see it end with a timeout.
+    other.all_reduce(&mut [1.0f32; 3], ReduceOp::Sum).unwrap();
+    work.wait().unwrap();
+    assert!(group.last_call().is_some_and(|call| call.path.is_some()));
+}
+
+#[test]
 fn a_group_given_up_beside_its_calls_tells_the_others() {
     let ranks = ProcessGroup::loopback(2);
     ranks[0].abort(&Error::SelfCheck { path: "loopback".into(), reason: "one is two".into() });

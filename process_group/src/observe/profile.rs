@@ -134,6 +134,17 @@ pub struct Profile {
 struct Recorded {
     history: CallHistory,
     entries: Entries,
+    last: Option<LastCall>,
+}
+
+impl Recorded {
+    /// Notes that the oldest call in progress has returned.
+    fn end(&mut self, completion: Completion, at: Instant) {
+        if let Some(last) = &mut self.last {
+            last.path = Some(completion.path);
+        }
+        self.history.end(completion, at);
+    }
 }
 
 /// A program has a few dozen classes and repeats the same few calls: a list that remembers the position of its last lookup is
@@ -172,6 +183,19 @@ impl Newest {
         let us = |quantile: f64| sorted[(last as f64 * quantile).round() as usize] as f64 / 1e3;
         Some(RecentLatency { calls: sorted.len(), median_us: us(0.5), p99_us: us(0.99) })
     }
+}
+
+/// The newest call of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct LastCall {
+    /// Its number in the group (for messages: in the pair and direction), from 1.
+    pub sequence: u64,
+    /// Time at which it began.
+    pub started: Instant,
+    /// Its fingerprint.
+    pub fingerprint: CallFingerprint,
+    /// Its path; `None` while it is in progress, and when it has failed.
+    pub path: Option<Path>,
 }
 
 /// Measured figures of one class of calls.
@@ -262,6 +286,7 @@ impl Profile {
             recorded: Mutex::new(Recorded {
                 history: CallHistory::new(recording.newest_calls),
                 entries: Entries::default(),
+                last: None,
             }),
             timings: Mutex::new(timings),
             link_gbs,
@@ -303,9 +328,20 @@ impl Profile {
 
     /// Records the start of a call, or of `calls` calls of a replay.
     pub(crate) fn begin(&self, fingerprint: &CallFingerprint, number: u64, calls: u64, at: Instant) {
-        if self.recording.newest_calls > 0 {
-            lock(&self.recorded).history.begin(fingerprint, number, calls, at);
-        }
+        let Recorded { history, last, .. } = &mut *lock(&self.recorded);
+        let sequence = (number + calls).saturating_sub(1);
+        *last = Some(LastCall { sequence, started: at, fingerprint: *fingerprint, path: None });
+        history.begin(fingerprint, number, calls, at);
+    }
+
+    /// Returns the newest call. Does not wait for one that is in progress.
+    pub(crate) fn last_call(&self) -> Option<LastCall> {
+        lock(&self.recorded).last
+    }
+
+    /// Forgets the last call: a report should name no call that the user did not make.
+    pub(crate) fn forget_last_call(&self) {
+        lock(&self.recorded).last = None;
     }
 
     /// Records that the oldest call in progress, which began at `started`, has returned.
@@ -318,7 +354,7 @@ impl Profile {
     ) {
         let Completion { path, enqueued, captured, waited } = completion;
         let mut recorded = lock(&self.recorded);
-        recorded.history.end(completion, returned);
+        recorded.end(completion, returned);
         // A captured call has not run: each launch counts.
         if captured || !self.records() {
             return;
@@ -350,7 +386,7 @@ impl Profile {
         {
             let mut recorded = lock(&self.recorded);
             let completion = Completion { path, enqueued: true, captured: false, waited: Duration::ZERO };
-            recorded.history.end(completion, returned);
+            recorded.end(completion, returned);
             if !self.records() {
                 return;
             }
