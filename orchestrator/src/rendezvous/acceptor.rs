@@ -100,8 +100,7 @@ impl Acceptor {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Most likely the process has no descriptors left: make room, and do not spin.
-                    tracing::debug!(%error, "the rendezvous could not accept a connection");
-                    self.counts.evicted(half_open.shed());
+                    self.counts.evicted(half_open.shed("the rendezvous", &error));
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     continue;
                 }

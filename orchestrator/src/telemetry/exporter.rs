@@ -65,8 +65,7 @@ async fn accept(listener: tokio::net::TcpListener, page: &PrometheusHandle) {
             }
             Err(error) => {
                 // Most likely the process has no descriptors left: make room, and do not spin.
-                tracing::debug!(%error, "the metrics port could not accept a connection");
-                clients.shed();
+                clients.shed("the metrics port", &error);
                 sleep(Duration::from_millis(20)).await;
             }
         }

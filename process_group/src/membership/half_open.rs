@@ -1,6 +1,7 @@
 //! Connections that have not proved themselves yet: their maximum number, and the eviction beyond it.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,6 +37,8 @@ impl AdmissionToken {
 pub struct HalfOpen {
     most: usize,
     tasks: VecDeque<(AbortHandle, AdmissionToken)>,
+    /// The code of the last error that was logged as a warning: it repeats until there is room.
+    warned: Option<i32>,
 }
 
 impl Default for HalfOpen {
@@ -54,7 +57,7 @@ impl HalfOpen {
     }
 
     fn new(most: usize) -> Self {
-        Self { most, tasks: VecDeque::new() }
+        Self { most, tasks: VecDeque::new(), warned: None }
     }
 
     /// Adds a new connection's task. Ends the oldest if there are too many, and returns the number of ended ones.
@@ -73,8 +76,19 @@ impl HalfOpen {
         evicted
     }
 
-    /// Called when the process is out of descriptors: ends the older half, and returns the number of ended ones.
-    pub fn shed(&mut self) -> usize {
+    /// Called when `who` cannot accept a connection, most likely because the process is out of descriptors: warns, ends the older
+    /// half, and returns the number of ended ones.
+    pub fn shed(&mut self, who: &str, error: &io::Error) -> usize {
+        let code = error.raw_os_error();
+        if code.is_some() && self.warned == code {
+            tracing::debug!(%error, "{who} cannot accept a connection");
+        } else {
+            self.warned = code;
+            tracing::warn!(
+                "{who} cannot accept a connection: {error}; the other end waits. If this process has too many open files, close \
+                 some, or raise the limit (`ulimit -n`)"
+            );
+        }
         self.forget();
         self.evict(self.tasks.len().div_ceil(2))
     }
@@ -118,7 +132,9 @@ mod tests {
             assert_eq!(half_open.push(third.abort_handle(), AdmissionToken::default()).await, 1);
             assert!(first.is_finished(), "its descriptor is free at once");
             assert!(first.await.unwrap_err().is_cancelled());
-            assert_eq!(half_open.shed(), 1);
+            let full = io::Error::from_raw_os_error(24);
+            assert_eq!(half_open.shed("this test", &full), 1);
+            assert_eq!(half_open.warned, Some(24));
             assert!(second.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;
             assert!(!third.is_finished());
@@ -136,7 +152,8 @@ mod tests {
             half_open.push(proved.abort_handle(), admission.clone()).await;
             admission.release();
             assert_eq!(half_open.push(outsider.abort_handle(), AdmissionToken::default()).await, 0);
-            assert_eq!(half_open.shed(), 1);
+            let full = io::Error::from_raw_os_error(24);
+            assert_eq!(half_open.shed("this test", &full), 1);
             assert!(outsider.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;
             assert!(!proved.is_finished());

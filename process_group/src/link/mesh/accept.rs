@@ -38,7 +38,7 @@ impl Acceptor {
             Ok(listeners) => listeners,
             Err(error) => return tracing::error!(%error, "cannot accept links"),
         };
-        let this = Arc::new(self);
+        let (me, this) = (self.me, Arc::new(self));
         loop {
             let (this, admission) = (Arc::clone(&this), AdmissionToken::default());
             let own = admission.clone();
@@ -61,8 +61,7 @@ impl Acceptor {
                 Ok(task) => task,
                 Err(error) => {
                     // The cause is most likely a lack of descriptors: make room, and do not spin.
-                    tracing::debug!(%error, "accepting a link failed");
-                    evicted(half_open.shed());
+                    evicted(half_open.shed(&format!("rank {me}"), &error));
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
