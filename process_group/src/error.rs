@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::types::operation::CallFingerprint;
 use crate::types::rank::{self, Rank};
@@ -254,6 +254,14 @@ impl Error {
         }
     }
 
+    /// Returns the timeout of one step as that of the whole call, which began at `started`. Other errors stay as they are.
+    pub(crate) fn since(self, started: Instant) -> Self {
+        match self {
+            Self::Timeout { what, missing, .. } => Self::Timeout { what, waited: started.elapsed(), missing },
+            other => other,
+        }
+    }
+
     /// Returns the first cause, below any number of [`Error::Poisoned`].
     pub fn root_cause(&self) -> &Self {
         match self {
@@ -286,6 +294,13 @@ mod tests {
             let error = Error::mismatch("world", 1, (Rank(0), &mine), (Rank(1), &theirs));
             assert!(matches!(error, Error::Mismatch { field, .. } if field == expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_timeout_of_a_step_becomes_that_of_the_whole_call() {
+        let step = Error::Timeout { what: "a step".into(), waited: Duration::MAX, missing: Vec::new() };
+        let whole = step.since(Instant::now());
+        assert!(matches!(whole, Error::Timeout { waited, .. } if waited < Duration::MAX), "{whole}");
     }
 
     #[test]

@@ -112,8 +112,18 @@ impl ProcessGroupManager {
         search: &LibrarySearch,
         device: Option<&Device>,
     ) -> Result<Self> {
-        let _span = tracing::info_span!("start").entered();
         let started = Instant::now();
+        Self::join_since(started, config, rendezvous, search, device).map_err(|error| error.since(started))
+    }
+
+    fn join_since(
+        started: Instant,
+        config: &Config,
+        rendezvous: &dyn Rendezvous,
+        search: &LibrarySearch,
+        device: Option<&Device>,
+    ) -> Result<Self> {
+        let _span = tracing::info_span!("start").entered();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
         // For every backend, so that a wrong name is noticed before a job runs on CPUs.
@@ -265,8 +275,10 @@ impl ProcessGroupManager {
         if *times > 1 {
             name = format!("{name}#{times}");
         }
-        let deadline = Instant::now() + self.maker.config.process_group.timeout.get();
-        let group = self.maker.make(&name, ranks.to_vec(), Together::Members, deadline)?;
+        let started = Instant::now();
+        let deadline = started + self.maker.config.process_group.timeout.get();
+        let group = self.maker.make(&name, ranks.to_vec(), Together::Members, deadline);
+        let group = group.map_err(|error| error.since(started))?;
         self.profiles.push(group.profile());
         Ok(Some(group))
     }
