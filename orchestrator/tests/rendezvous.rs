@@ -259,6 +259,12 @@ fn ranks_finalize_and_initialize_again() {
     let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let port = free.local_addr().expect("bound").port();
     drop(free);
+    let secrets = || {
+        let entries = std::fs::read_dir(folder.path()).expect("a folder");
+        entries.filter(|entry| {
+            entry.as_ref().is_ok_and(|entry| entry.path().extension() == Some("secret".as_ref()))
+        })
+    };
     std::thread::scope(|scope| {
         for rank in 0..RANKS {
             let environment: Environment = [
@@ -271,6 +277,7 @@ fn ranks_finalize_and_initialize_again() {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
+            let secrets = &secrets;
             scope.spawn(move || {
                 for round in 1..=3 {
                     let builder = Orchestrator::builder().environment(environment.clone());
@@ -281,6 +288,7 @@ fn ranks_finalize_and_initialize_again() {
                     let mut x = [1.0f32; 100];
                     world.all_reduce(&mut x, ReduceOp::Sum).expect("reduced");
                     assert!(x.iter().all(|x| *x == RANKS as f32), "in round {round}");
+                    assert_eq!(secrets().count(), 0, "all have joined in round {round}");
                     orchestrator.finalize().expect("finalized");
                 }
             });

@@ -57,7 +57,7 @@ enum Kind {
 /// * `MASTER_ADDR` and `MASTER_PORT` are set by another launcher: rank 0 serves one there for as long as the returned
 ///   value lives, and the others connect. The secret is in `RYZ_SECRET_FILE`. Where all ranks are on this machine, on a
 ///   loopback address, that may be absent: rank 0 then leaves a secret in a file of mode 0600 in `XDG_RUNTIME_DIR` or
-///   the temporary folder, named by user, port and random characters.
+///   the temporary folder, named by user, port and random characters, until all have joined.
 /// * Another launcher has set variables of its own, as [`placement`] reads them: the same as with `MASTER_ADDR`.
 /// * None of these: this process is the only rank.
 ///
@@ -154,7 +154,10 @@ impl Rendezvous for Connection {
     }
 
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
-        self.inner().join(candidate, deadline)
+        match &self.kind {
+            Kind::Host(host) => host.join(candidate, deadline),
+            _ => self.inner().join(candidate, deadline),
+        }
     }
 }
 
@@ -308,7 +311,9 @@ fn connect_with_shared_secret(
                     Err(Unconnected { error, by_member: false }) => error,
                 }
             }
-            Err(why) => Error::Rendezvous(format!("rank 0 has not left the job's secret yet: {why}")),
+            Err(why) => Error::Rendezvous(format!(
+                "rank 0 has not left the job's secret yet: {why} (it removes the file when all ranks have joined)"
+            )),
         };
         if Instant::now() + Duration::from_millis(50) >= deadline {
             return Err(error);

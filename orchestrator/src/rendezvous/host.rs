@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
 use ryzanstein_process_group::security::Security;
-use ryzanstein_process_group::{Epoch, Error, Result, Secret};
+use ryzanstein_process_group::{Candidate, Epoch, Error, Membership, Rendezvous as _, Result, Secret};
 use tempfile::TempPath;
 
 use super::client::{Client, Identity};
@@ -35,8 +35,8 @@ pub(super) struct Host {
     /// Taken only by drop.
     client: Option<Client>,
     server: Arc<Server>,
-    /// The secret for the other ranks, if no launcher gave it to them.
-    shared: Option<TempPath>,
+    /// The secret for the other ranks until all have joined, if no launcher gave it to them.
+    shared: Mutex<Option<TempPath>>,
 }
 
 impl Host {
@@ -62,7 +62,19 @@ impl Host {
             ))
         })?;
         let client = Client::connect(server, secret, security, identity, deadline)?;
-        Ok(Self { client: Some(client), server: serving, shared })
+        Ok(Self { client: Some(client), server: serving, shared: Mutex::new(shared) })
+    }
+
+    /// Joins as the client does, then removes the secret's file: all other ranks are connected, and rank 0 leaves it again when it
+    /// initializes again.
+    pub(super) fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
+        let membership = self.client().join(candidate, deadline)?;
+        self.forget_secret();
+        Ok(membership)
+    }
+
+    fn forget_secret(&self) {
+        drop(self.shared.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -103,8 +115,7 @@ fn serve(
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Only connecting needs the secret, and rank 0 leaves it again when it initializes again.
-        drop(self.shared.take());
+        self.forget_secret();
         drop(self.client.take());
         // Other ranks may still wait for an answer, those that join again excepted: they wait for this rank.
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
