@@ -37,7 +37,7 @@ use crate::device::buffer::Memory;
 use crate::device::wire::WireMemory;
 use crate::error::{Error, Result};
 use crate::factory::AnyBackend;
-use crate::membership::store::{MemoryStore, Store};
+use crate::membership::store::{MemoryStore, Rounds, Store};
 use crate::observe::flight_recorder::FlightRecorder;
 use crate::observe::profile::{LastCall, Profile, Recording};
 use crate::paths::{Path, PathChoice};
@@ -105,7 +105,7 @@ pub struct ProcessGroup {
     collectives: u64,
     /// The composed call whose parts are being made.
     composed: Composed,
-    monitored: u64,
+    monitored: Rounds,
     sent: HashMap<Rank, u64>,
     received: HashMap<Rank, u64>,
     /// The memory for 16-bit values of compressed all-reduces, kept between them.
@@ -172,7 +172,7 @@ impl ProcessGroup {
             worker: None,
             collectives: 0,
             composed: Composed::NONE,
-            monitored: 0,
+            monitored: Rounds::default(),
             sent: HashMap::new(),
             received: HashMap::new(),
             wire: None,

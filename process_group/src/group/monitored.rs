@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::ProcessGroup;
 use crate::error::{Error, Result};
-use crate::membership::store::{self, group_key};
 use crate::types::deadline;
 use crate::types::rank::Rank;
 
@@ -32,11 +31,10 @@ impl ProcessGroup {
                 "a monitored barrier needs the job's store, and this group was made without one",
             ));
         };
-        self.monitored += 1;
-        let barrier = group_key("monitored", &self.info.name, self.monitored);
         let started = Instant::now();
         let (rank, n, until) = (self.info.rank, self.world_size(), deadline::after(started, timeout));
-        let values = store::barrier_gather(&*reasons.store, &barrier, rank, n, now(), until)?;
+        let barrier = ("monitored", self.info.name.as_str());
+        let values = self.monitored.gather(&*reasons.store, barrier, rank, n, now(), until)?;
         let (mut came, mut missing) = (Vec::new(), Vec::new());
         for (&rank, nanos) in self.info.members.iter().zip(values) {
             match nanos {

@@ -7,7 +7,7 @@ pub(crate) mod self_check;
 pub mod tuning;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config, EncryptionChoice};
@@ -23,13 +23,14 @@ use crate::link::security::Security;
 use crate::membership::layout::Layout;
 use crate::membership::rendezvous::{Membership, Rendezvous};
 use crate::membership::roster::{Candidate, Cpus, Roster};
-use crate::membership::store::{self, Store};
+use crate::membership::store::{self, ProgramStore, Rounds, Store};
 use crate::observe::flight_recorder::FlightRecorder;
 use crate::observe::profile::{Profile, ProfileRow};
 use crate::types::backend_kind::BackendKind;
 use crate::types::deadline;
 use crate::types::metric_names;
 use crate::types::rank::{self, Rank};
+use crate::types::sync::lock;
 use listen::listen;
 use make::GroupMaker;
 
@@ -69,6 +70,8 @@ pub struct ProcessGroupManager {
     data: usize,
     profiles: Vec<Arc<Profile>>,
     made: HashMap<String, u32>,
+    /// The barriers on the store, by name. Each is locked while this rank is in it.
+    barriers: Mutex<HashMap<String, Arc<Mutex<Rounds>>>>,
     maker: GroupMaker,
     layout: Layout,
     init: Duration,
@@ -206,6 +209,7 @@ impl ProcessGroupManager {
             data: 0,
             profiles: Vec::new(),
             made: HashMap::new(),
+            barriers: Mutex::default(),
             maker: GroupMaker { config: config.clone(), membership, flight, tuned, mesh, factory },
             layout,
             init: Duration::ZERO,
@@ -318,9 +322,9 @@ impl ProcessGroupManager {
         self.init
     }
 
-    /// Returns the job's shared store.
+    /// Returns the job's shared store. It refuses keys that begin with [`store::OWN`].
     pub fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.maker.membership.store)
+        Arc::new(ProgramStore(Arc::clone(&self.maker.membership.store)))
     }
 
     /// Returns the measurements of all groups so far.
@@ -437,14 +441,18 @@ impl std::fmt::Debug for ProcessGroupManager {
 }
 
 impl ProcessGroupManager {
-    /// Waits on the job's store until every rank has entered the barrier `name`. It works after a group has failed.
+    /// Waits on the job's store until every rank has entered the barrier `name`, as often as this rank. It works after a group has
+    /// failed.
     ///
     /// # Errors
     /// [`Error::Timeout`] naming the missing ranks.
     pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
-        let membership = &self.maker.membership;
-        let n = membership.roster.world_size();
-        store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
+        let (membership, started) = (&self.maker.membership, Instant::now());
+        let (n, until) = (membership.roster.world_size(), deadline::after(started, timeout));
+        let rounds = Arc::clone(lock(&self.barriers).entry(name.to_owned()).or_default());
+        let values =
+            lock(&rounds).gather(&*membership.store, ("barrier", name), membership.rank, n, 0, until)?;
+        store::complete(name, started, values)
     }
 }
 

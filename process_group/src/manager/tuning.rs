@@ -9,13 +9,11 @@ use ryzanstein_config::{ByteSize, TuningChoice, file};
 use crate::device::nvml::Nvml;
 use crate::error::{Error, Result};
 use crate::membership::rendezvous::Membership;
+use crate::membership::store::group_key;
 use crate::paths::tuned::{Machine, TunedRange, TuningTable};
 
 /// Far larger than any table, and smaller than the limit for a value of the store.
 pub const LARGEST_FILE: ByteSize = ByteSize::kib(128);
-
-/// The key under which rank 0 stores its table.
-const KEY: &str = "tuning/world";
 
 /// Returns the table of this user in the user's state folder (`XDG_STATE_HOME`, or `.local/state` in `HOME`).
 pub fn user_file(state: &Path) -> PathBuf {
@@ -76,14 +74,15 @@ pub(crate) fn agree(
         }
         return Ok(Vec::new());
     }
+    let key = group_key("tuning", "world", "table");
     let read: std::result::Result<Vec<TunedRange>, String> = if membership.rank.0 == 0 {
         let read = ranges(choice, state, roster.world_size());
         let bytes = rmp_serde::to_vec_named(&read)
             .map_err(|error| Error::Rendezvous(format!("the table of paths cannot be encoded: {error}")))?;
-        store.set(KEY, &bytes)?;
+        store.set(&key, &bytes)?;
         read
     } else {
-        let bytes = store.get(KEY, deadline)?;
+        let bytes = store.get(&key, deadline)?;
         rmp_serde::from_slice(&bytes)
             .map_err(|error| Error::Rendezvous(format!("rank 0's table of paths cannot be read: {error}")))?
     };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -15,6 +15,8 @@ use crate::types::sync::lock;
 pub const MAX_KEY: usize = 256;
 /// Prefix of the keys that only launchers write.
 pub const RESERVED: &str = "ryzanstein/";
+/// Prefix of the keys that groups and managers write. A manager's store refuses them. An empty value removes such a key.
+pub const OWN: &str = "ryzanstein-groups/";
 /// Maximum length of a value in bytes.
 pub const MAX_VALUE: usize = 256 << 10;
 
@@ -24,17 +26,18 @@ const MAX_NAME: usize = 128;
 /// Returns the key for information that a group's members exchange. A name may list every member: a digest replaces a long one.
 pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> String {
     if group.len() <= MAX_NAME {
-        return format!("{kind}/{group}/{what}");
+        return format!("{OWN}{kind}/{group}/{what}");
     }
     let digest: [u8; 32] = Sha256::digest(group.as_bytes()).into();
     // Half of the digest is enough to distinguish the groups of a job.
     let half = u128::from_be_bytes(*digest.first_chunk().expect("32 bytes have 16"));
-    format!("{kind}/~{half:032x}/{what}")
+    format!("{OWN}{kind}/~{half:032x}/{what}")
 }
 
 /// A map from keys to bytes, for small data that ranks exchange. Calls block; every wait has a deadline.
 ///
-/// Keys have at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Ranks must not write keys that begin with [`RESERVED`].
+/// Keys have at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Ranks must not write keys that begin with [`RESERVED`]
+/// or [`OWN`].
 pub trait Store: Send + Sync {
     /// Stores a value. Replaces an older one.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
@@ -54,7 +57,8 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// Waits until all `world_size` ranks have entered the barrier `name`.
 ///
-/// All ranks get the same result: that of rank 0, or of the first rank whose deadline passes earlier. `O(n)` messages.
+/// All ranks get the same result: that of rank 0, or of the first rank whose deadline passes earlier. `O(n)` messages. A name serves
+/// once; [`store_barrier`](crate::ProcessGroupManager::store_barrier) counts the uses of each.
 ///
 /// # Errors
 /// [`Error::Timeout`] that names the missing ranks.
@@ -66,8 +70,15 @@ pub fn barrier(
     deadline: Instant,
 ) -> Result<()> {
     let started = Instant::now();
-    let values = barrier_gather(store, name, rank, world_size, 0, deadline)?;
-    let missing: Vec<Rank> = Rank::all(world_size)
+    complete(name, started, barrier_gather(store, name, rank, world_size, 0, deadline)?)
+}
+
+/// Checks the values of the barrier `name`, by rank.
+///
+/// # Errors
+/// [`Error::Timeout`] that names the ranks without one.
+pub(crate) fn complete(name: &str, started: Instant, values: Vec<Option<u64>>) -> Result<()> {
+    let missing: Vec<Rank> = Rank::all(values.len())
         .zip(values)
         .filter(|(_, value)| value.is_none())
         .map(|(rank, _)| rank)
@@ -114,6 +125,46 @@ pub(crate) fn barrier_gather(
     Ok(values)
 }
 
+/// The rounds of a barrier that the same ranks enter again and again.
+#[derive(Default, Debug)]
+pub(crate) struct Rounds {
+    /// Number of rounds that this rank has entered.
+    entered: u64,
+    /// Number of rounds whose keys this rank has removed.
+    removed: u64,
+}
+
+impl Rounds {
+    /// Enters the next round, as [`barrier_gather`]. A rank that has entered a round has left all earlier ones: when all ranks have, the
+    /// keys of those are removed.
+    pub(crate) fn gather(
+        &mut self,
+        store: &dyn Store,
+        (kind, name): (&str, &str),
+        rank: Rank,
+        world_size: usize,
+        value: u64,
+        deadline: Instant,
+    ) -> Result<Vec<Option<u64>>> {
+        let this = self.entered;
+        self.entered += 1;
+        let values = barrier_gather(store, &group_key(kind, name, this), rank, world_size, value, deadline)?;
+        if values.iter().all(Option::is_some) {
+            for round in self.removed..this {
+                let left = group_key(kind, name, round);
+                // The barrier is over: a failure to remove a key is no news to a rank that has lost the store.
+                let _ = store.set(&format!("{left}/{rank}"), &[]);
+                if rank.0 == 0 {
+                    let _ = store.set(&format!("{left}/result"), &[]);
+                    let _ = store.set(&format!("{left}/deciders"), &[]);
+                }
+            }
+            self.removed = this;
+        }
+        Ok(values)
+    }
+}
+
 /// Collects the values of the ranks that arrive before the deadline.
 fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) -> Result<Vec<Option<u64>>> {
     let value = |rank: Rank| match store.get(&format!("{name}/{rank}"), deadline) {
@@ -154,6 +205,37 @@ impl<F: Fn() -> Result<()> + Send + Sync> Store for Watched<'_, F> {
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
         self.store.add(key, amount)
+    }
+}
+
+/// The store as programs see it: without the keys of groups and managers.
+pub(crate) struct ProgramStore(pub(crate) Arc<dyn Store>);
+
+impl ProgramStore {
+    fn check(key: &str) -> Result<()> {
+        if key.starts_with(OWN) {
+            return Err(Error::invalid(format!(
+                "the store key `{key}` begins with `{OWN}`, which is reserved for this library; use another one"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Store for ProgramStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        Self::check(key)?;
+        self.0.set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
+        Self::check(key)?;
+        self.0.get(key, deadline)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        Self::check(key)?;
+        self.0.add(key, amount)
     }
 }
 
@@ -200,6 +282,10 @@ impl Store for MemoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         check(key, value)?;
         let mut entries = lock(&self.entries);
+        if value.is_empty() && key.starts_with(OWN) {
+            entries.remove(key);
+            return Ok(());
+        }
         entries.insert(key.to_owned(), value.to_vec());
         self.changed.notify_all();
         Ok(())
@@ -239,6 +325,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::testing::LATE;
 
     #[test]
     fn a_late_rank_0_is_not_named_for_the_one_that_is_missing() {
@@ -293,8 +380,37 @@ mod tests {
     }
 
     #[test]
+    fn nobody_reaches_the_keys_of_groups_through_the_store_of_programs() {
+        let store = ProgramStore(Arc::new(MemoryStore::new()));
+        let key = group_key("abort-reason", "world", 0);
+        let found = store.get(&key, Instant::now()).map(drop);
+        for refused in [found, store.set(&key, b"forged"), store.add(&key, 1).map(drop)] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("reserved"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_keys_of_rounds_that_all_have_left_are_removed() {
+        let store = MemoryStore::new();
+        let enter = |rank: u32| {
+            let mut rounds = Rounds::default();
+            for _ in 0..20 {
+                let until = Instant::now() + LATE;
+                let values = rounds.gather(&store, ("barrier", "b"), Rank(rank), 2, 1, until).unwrap();
+                assert_eq!(values, [Some(1); 2]);
+            }
+        };
+        std::thread::scope(|scope| {
+            let enter = &enter;
+            [0, 1].map(|rank| scope.spawn(move || enter(rank)));
+        });
+        assert_eq!(lock(&store.entries).len(), 4, "those of the last round");
+    }
+
+    #[test]
     fn keys_of_groups_fit_the_store_and_differ_as_their_names_do() {
-        assert_eq!(group_key("abort-reason", "world", Rank(3)), "abort-reason/world/3");
+        assert_eq!(group_key("abort-reason", "world", Rank(3)), format!("{OWN}abort-reason/world/3"));
         let name = |last: u32| format!("{}{last}", "ß".repeat(200));
         let (one, other) = (group_key("monitored", &name(1), "1/2"), group_key("monitored", &name(2), "1/2"));
         assert_ne!(one, other);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE, RESERVED};
+use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE, OWN, RESERVED};
 
 use super::event::Refusal;
 
@@ -34,6 +34,11 @@ impl KeyValues {
             )));
         }
         let old = self.values.get(key).map_or(0, |value| cost(key, value));
+        if value.is_empty() && key.starts_with(OWN) {
+            self.bytes -= old;
+            self.values.remove(key);
+            return Ok(());
+        }
         let bytes = self.bytes - old + cost(key, &value);
         if bytes > MAX_STORE {
             return Err(Refusal::Refused(format!(

@@ -265,6 +265,21 @@ fn a_counter_counts_and_a_value_that_is_none_is_left_alone() {
 }
 
 #[test]
+fn an_empty_value_removes_a_key_of_groups_alone() {
+    let mut job = Job::new(1);
+    for (key, stays) in [(format!("{}k", ryzanstein_process_group::store::OWN), false), ("k".into(), true)] {
+        let set = |value: &'static [u8]| {
+            let key = key.clone();
+            move |t| Event::Set(t, Epoch(1), key, Bytes::from_static(value))
+        };
+        job.ask(seconds(0), set(b"v"));
+        assert!(job.core.value(&key).is_some());
+        job.ask(seconds(0), set(b""));
+        assert_eq!(job.core.value(&key).is_some(), stays, "{key}");
+    }
+}
+
+#[test]
 fn the_store_takes_no_more_than_its_share_of_memory() {
     let mut job = Job::new(1);
     let value = Bytes::from(vec![0; MAX_VALUE]);
