@@ -9,7 +9,7 @@ use super::SEGMENT;
 use super::shared::ByteQueues;
 use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::link::security::{Channel, Socket};
-use crate::link::wire::frame::{HEADER, Header};
+use crate::link::wire::frame::{HEADER, Header, Kind, MAX_REASON};
 use crate::membership::roster::Member;
 use crate::types::rank::Rank;
 
@@ -80,6 +80,40 @@ pub(super) enum Sent {
     Full(usize),
     /// The link has ended.
     Closed,
+}
+
+/// The last frame of a peer that has closed its end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    Goodbye,
+    Abort {
+        rank: Rank,
+        reason: String,
+    },
+    /// The peer has ended without a word.
+    None,
+}
+
+impl Ending {
+    /// Finds it in a frame whose header has been read, and the bytes after it.
+    fn find(mut header: Option<Header>, mut bytes: &[u8]) -> Self {
+        loop {
+            let next = header.take().or_else(|| {
+                let (head, rest) = bytes.split_first_chunk::<HEADER>()?;
+                bytes = rest;
+                Header::decode(head)
+            });
+            let Some(Header { kind, length, rank, .. }) = next else { return Self::None };
+            let Some((payload, rest)) = bytes.split_at_checked(length) else { return Self::None };
+            match kind {
+                Kind::Goodbye => return Self::Goodbye,
+                Kind::Abort => {
+                    return Self::Abort { rank, reason: String::from_utf8_lossy(payload).into_owned() };
+                }
+                Kind::Data | Kind::Query | Kind::Answer => bytes = rest,
+            }
+        }
+    }
 }
 
 /// Error: the bytes are not a frame header.
@@ -162,6 +196,35 @@ impl Link {
         if let Some(shared) = self.shared.as_mut().filter(|_| self.closed.is_none()) {
             shared.is_over |= self.channel.is_over();
         }
+    }
+
+    /// Called while the next bytes of the link, `skip` of a payload and the frames behind them, wait for other ranks: returns the last frame
+    /// of a peer that has closed its end, and leaves all in place. Once it has, the system holds little more than it would of any link.
+    pub(super) fn ending(&mut self, skip: usize) -> Option<Ending> {
+        if self.closed.is_some() || !self.channel.is_over() {
+            return None;
+        }
+        if let Some(Shared { before: (header, bytes), .. }) = &mut self.shared {
+            let mut piece = [0; HEADER + MAX_REASON];
+            loop {
+                match self.channel.read(&mut piece) {
+                    Ok(n) if n > 0 && bytes.len() < SEGMENT => bytes.extend_from_slice(&piece[..n]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    _ => return Some(Ending::find(*header, bytes)),
+                }
+            }
+        }
+        loop {
+            if self.buffered().len() == self.rx.len() {
+                self.rx.resize(2 * self.rx.len(), 0);
+            }
+            match self.fill(usize::MAX) {
+                Moved::Bytes(_) => {}
+                Moved::WouldBlock => return None,
+                Moved::Closed => break,
+            }
+        }
+        Some(Ending::find(self.header, self.buffered().get(skip..).unwrap_or_default()))
     }
 
     pub(super) fn socket(&self) -> &Socket {
@@ -454,7 +517,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::link::wire::frame::Kind;
     use crate::schedule::Algorithm;
     use crate::testing::member;
     use crate::types::dtype::DType;

@@ -159,6 +159,50 @@ fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
 }
 
 #[test]
+fn a_rank_that_ends_behind_a_message_that_waits_is_lost_unless_it_said_goodbye() {
+    let abort = [&control(Kind::Abort, Rank(1), 4).encode()[..], b"full"].concat();
+    let goodbye = control(Kind::Goodbye, Rank(1), 0).encode();
+    for (shares, last) in [false, true].into_iter().flat_map(|s| [(s, &[][..]), (s, &abort), (s, &goodbye)]) {
+        let (mut group, mut peers) = rank_0_of(3, Duration::ZERO);
+        let mut rings = shares.then(|| {
+            let [(mine, doorbell), (theirs, _)] = pair(false);
+            group.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], doorbell);
+            theirs
+        });
+        let mut output = [0u8; 3000];
+        let waiting = std::thread::spawn(move || {
+            let mut gather = call(Operation::AllGather, 1, LATE, Some(ViewMut::of(&mut output)));
+            (gather.in_place, gather.fingerprint.count) = (true, 1000);
+            group.submit(gather).map(|_| ())
+        });
+        // Rank 1 takes part, is ahead by a call, and ends. Rank 2 comes later.
+        let theirs = read_frame(&mut peers[1]).expect("rank 0 sends to rank 2");
+        let from = |rank, sequence| Header { rank: Rank(rank), sequence, ..theirs }.encode();
+        let first = peers.remove(0);
+        let payload = vec![1; theirs.length];
+        let sent = [&from(1, 1)[..], &payload, &from(1, 2), &payload].concat();
+        match &mut rings {
+            Some(rings) => assert_eq!(rings.send(&sent, &[]).unwrap(), sent.len()),
+            None => (&first).write_all(&sent).unwrap(),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        (&first).write_all(last).unwrap();
+        drop((rings, first));
+        std::thread::sleep(Duration::from_millis(50));
+        if last == goodbye {
+            assert!(!waiting.is_finished(), "a rank may leave when it has done its part");
+            peers[0].write_all(&[&from(2, 1)[..], &payload].concat()).unwrap();
+        }
+        match in_time(move || waiting.join().unwrap()) {
+            Ok(()) => assert_eq!(last, goodbye),
+            Err(Error::PeerLost { rank: Rank(1), .. }) => assert!(last.is_empty()),
+            Err(Error::PeerAborted { reason, .. }) => assert!(last == abort && reason == "full"),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
 fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
     let (mut group, rings, _socket) = rank_0_sharing(Duration::ZERO);
     rings.lie(u64::MAX);

@@ -403,7 +403,9 @@ mod tests {
         };
         std::thread::scope(|scope| {
             let enter = &enter;
-            [0, 1].map(|rank| scope.spawn(move || enter(rank)));
+            for rank in [0, 1] {
+                scope.spawn(move || enter(rank));
+            }
         });
         assert_eq!(lock(&store.entries).len(), 4, "those of the last round");
     }

@@ -418,7 +418,7 @@ impl Profile {
     /// Returns the activity of the group at `now`. It does not query a GPU, so it may be called at any time.
     pub(crate) fn activity(&self, now: Instant) -> GroupActivity {
         let (activity, calls, newest) = {
-            let Recorded { history, entries } = &*lock(&self.recorded);
+            let Recorded { history, entries, .. } = &*lock(&self.recorded);
             let calls = entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum();
             (history.activity(&self.group, self.members.len(), now), calls, entries.newest.clone())
         };

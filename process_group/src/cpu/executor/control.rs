@@ -1,7 +1,7 @@
 //! Headers: the next frame on a link, its check against the call, and the frames without data.
 
 use super::Run;
-use crate::cpu::link::{Link, Moved, NoHeader};
+use crate::cpu::link::{Ending, Link, Moved, NoHeader};
 use crate::error::{Error, Result};
 use crate::link::mesh::Peer;
 use crate::link::wire::frame::{HEADER, Header, Kind};
@@ -128,6 +128,27 @@ impl Run<'_> {
             {
                 self.check(peer, &header)?;
                 return Err(self.corrupt(peer, "a message that its own schedule does not have"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks links whose next bytes wait for other ranks. A peer that has ended there is lost, whatever it has sent before.
+    pub(super) fn look_behind_messages(&mut self) -> Result<()> {
+        for peer in self.links.ids() {
+            if !self.is_blocked(peer, &self.links[peer]) {
+                continue;
+            }
+            let skip = if self.in_payload(peer) {
+                let node = self.compiled.receives[peer][self.progress.peers[peer].received].node;
+                self.length(node) - self.progress.done[node]
+            } else {
+                0
+            };
+            match self.links[peer].ending(skip) {
+                None | Some(Ending::Goodbye) => {}
+                Some(Ending::Abort { rank, reason }) => return Err(Error::PeerAborted { rank, reason }),
+                Some(Ending::None) => return Err(self.lost(peer)),
             }
         }
         Ok(())

@@ -197,6 +197,7 @@ impl Run<'_> {
                 }
             }
             self.listen()?;
+            self.look_behind_messages()?;
             looks = 0;
         }
     }

@@ -29,11 +29,16 @@ impl Run<'_> {
         Ok(true)
     }
 
+    /// Returns true if the next bytes of a peer wait for other ranks. A message that waits for its turn blocks all bytes after it; of any
+    /// other frame the rest is wanted.
+    pub(super) fn is_blocked(&self, peer: Peer, link: &Link) -> bool {
+        let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
+        link.closed.is_none() && (is_held && !self.in_payload(peer) || !self.can_take(peer))
+    }
+
     /// Returns whether bytes from a peer are wanted now, and whether there are bytes for it.
     fn wants(&self, peer: Peer, link: &Link) -> (bool, bool) {
-        // A message that waits for its turn blocks all bytes after it; of any other frame the rest is wanted.
-        let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
-        let to_read = link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer);
+        let to_read = link.closed.is_none() && !self.is_blocked(peer, link);
         let to_write =
             link.has_unsent() || self.progress.peers[peer].full || link.has_control() && !link.mid_frame;
         (to_read, to_write)
@@ -49,6 +54,7 @@ impl Run<'_> {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, to_read);
             flags.set(PollFlags::OUT, to_write);
+            flags.set(PollFlags::RDHUP, self.is_blocked(peer, link));
             // Without flags, poll would report a lost peer again and again.
             if !flags.is_empty() {
                 fds.push(PollFd::new(link.socket(), flags));
