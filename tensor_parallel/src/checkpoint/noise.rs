@@ -29,6 +29,7 @@ struct Noise {
 
 impl WeightSource for NoiseSource {
     fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        tensor.check(target, at)?;
         let TensorSlice { rows, columns, .. } = tensor.clone();
         if columns.is_empty() {
             return Ok(());

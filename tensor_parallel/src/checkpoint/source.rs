@@ -244,6 +244,8 @@ impl<'a> RootSource<'a> {
 
 impl WeightSource for RootSource<'_> {
     fn fill(&mut self, tensor: &TensorSlice<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        // Before the others hear of it: a slice that does not fit is this rank's own error.
+        tensor.check(target, at)?;
         let TensorSlice { name, shape, rows, columns } = tensor.clone();
         let (name, shape) = (name.into(), shape.into());
         let need = Need::Slice(Slice { name, shape, rows, columns, dtype: target.dtype() });

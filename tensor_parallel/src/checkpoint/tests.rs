@@ -2,10 +2,12 @@ use std::collections::HashMap;
 use std::fs;
 
 use proptest::prelude::*;
+use ryzanstein_process_group::Rank;
 use safetensors::tensor::{Dtype as FileType, TensorView};
 use tempfile::TempDir;
 
 use super::*;
+use crate::testing::on_loopback;
 
 /// Returns the bytes of a small file: `w` f32 [4, 6] counts from 0, `b` bf16 [3] is 1, 2, 3, `n` i64 [2].
 fn file() -> Vec<u8> {
@@ -304,6 +306,22 @@ fn an_adapter_is_refused_with_and_without_a_model_next_to_it() {
         assert_eq!(tokenizer == "d", more.iter().any(|(name, _)| *name == "tokenizer.json"), "{reason}");
     }
     assert!(refusal(&[("adapter_config.json", b"[")]).contains("this is an adapter of a model"));
+}
+
+#[test]
+fn a_slice_that_does_not_fit_its_target_is_an_error_of_the_rank_that_asks_for_it() {
+    let folder = folder(&[(SINGLE, &file())]);
+    let errors = on_loopback(2, |group| {
+        let is_root = group.rank() == Rank(0);
+        let checkpoint = is_root.then(|| Checkpoint::open(folder.path()).unwrap());
+        let mut source = RootSource::new(checkpoint.as_ref(), Rank(0), group);
+        let mut target = Tensor::zeros(&[2, 6], DType::F32).unwrap();
+        let rows = if is_root { 0..2 } else { 0..4 };
+        let filled = source.fill(&slice("w", &[4, 6], rows, 0..6), &mut target, 0);
+        source.finish(filled).unwrap_err()
+    });
+    assert!(matches!(errors[0], Error::Peer { rank: Rank(1), .. }), "{}", errors[0]);
+    assert!(matches!(errors[1], Error::Input(_)), "{}", errors[1]);
 }
 
 #[test]
