@@ -5,10 +5,14 @@ use std::ops::Range;
 
 use ryzanstein_process_group::{Buffer, BufferMut, DType, View, ViewMut};
 
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 use crate::float;
 use crate::gpu::DeviceArray;
 use crate::storage::{Storage, with_elements};
+
+/// The size in bytes from which arrays are first reserved by a fallible allocation. A failure of an infallible one would abort
+/// the program.
+const LARGE: usize = 64 << 20;
 
 /// A dense, row-major array that owns its elements.
 ///
@@ -31,9 +35,10 @@ impl Tensor {
     /// Creates an array of zeros in host memory.
     ///
     /// # Errors
-    /// Returns an error if `dtype` is none of `f32`, `f16` and `bf16`, or if the number of elements overflows.
+    /// Returns an error if `dtype` is none of `f32`, `f16` and `bf16`, if the number of elements overflows, or if this host has no memory
+    /// for them.
     pub fn zeros(shape: &[usize], dtype: DType) -> Result<Self> {
-        Ok(Self::from_storage(shape, Storage::zeros(element_count(shape, dtype)?, dtype)?))
+        Ok(Self::from_storage(shape, Storage::zeros(host_count(shape, dtype)?, dtype)?))
     }
 
     /// Creates an array in host memory from values in row-major order, rounded to `dtype`.
@@ -235,6 +240,20 @@ pub(crate) fn element_count(shape: &[usize], dtype: DType) -> Result<usize> {
     Ok(shape.iter().product())
 }
 
+/// Returns the number of elements of an array to allocate in host memory.
+///
+/// # Errors
+/// Returns the errors of [`element_count`], and [`ConfigurationError::NoMemory`] if this host has no memory for so large an array.
+pub(crate) fn host_count(shape: &[usize], dtype: DType) -> Result<usize> {
+    let count = element_count(shape, dtype)?;
+    let bytes = count * dtype.size();
+    // Small arrays are not checked.
+    if bytes >= LARGE && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+        return Err(ConfigurationError::NoMemory { shape: shape.into(), dtype }.into());
+    }
+    Ok(count)
+}
+
 fn elsewhere(shape: &[usize], array: &DeviceArray) -> Error {
     Error::input(format!(
         "a tensor of shape {shape:?} is in the memory of GPU {} and this is computed in host memory; compute it where \
@@ -296,6 +315,7 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Compute as _;
 
     #[test]
     fn shape_and_values_must_agree() {
@@ -328,5 +348,20 @@ mod tests {
         let refused = Tensor::zeros(&[2], DType::I64).unwrap_err();
         assert!(matches!(refused, Error::DType(_)) && refused.is_permanent(), "{refused}");
         assert!(Tensor::new(&[1], vec![1.0], DType::F64).is_err());
+    }
+
+    #[test]
+    fn an_array_larger_than_the_memory_is_refused() {
+        let compute = crate::Host::new(1);
+        let column = |rows| Tensor::zeros(&[rows, 1], DType::BF16).unwrap();
+        let product = compute.linear(&column(1 << 20), &column(1 << 26), None, DType::F32);
+        for refused in [Tensor::zeros(&[1 << 60], DType::F32), Tensor::zeros(&[1 << 46], DType::F32), product]
+        {
+            let refused = refused.unwrap_err();
+            assert!(
+                matches!(refused, Error::Configuration(ConfigurationError::NoMemory { .. })),
+                "{refused}"
+            );
+        }
     }
 }

@@ -14,12 +14,9 @@ use crate::float::{self, Float, with_float};
 use crate::memory::{self, Array};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
-use crate::tensor::{Tensor, element_count};
+use crate::tensor::{Tensor, element_count, host_count};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// The size in bytes from which arrays are first reserved by a fallible allocation. A failure of an infallible one would abort
-/// the program.
-const LARGE: usize = 64 << 20;
 /// Number of parts per thread, for balance between the threads.
 const PARTS: usize = 4;
 
@@ -54,7 +51,7 @@ impl Host {
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Tensor> {
         let shape = [rows, columns];
-        element_count(&shape, dtype)?;
+        host_count(&shape, dtype)?;
         let values = with_float!(dtype, T => Storage::from(self.built::<T>(shape, fill)))?;
         Ok(Tensor::from_storage(&shape, values))
     }
@@ -110,9 +107,7 @@ impl Host {
 impl Compute for Host {
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         float::check(dtype)?;
-        // Small arrays are not checked.
-        let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
-        if element_count(shape, dtype).is_err() || !has_room(shape.iter().product::<usize>() * dtype.size()) {
+        if element_count(shape, dtype).is_err() {
             return Err(ConfigurationError::NoMemory { shape: shape.into(), dtype }.into());
         }
         Tensor::zeros(shape, dtype)
@@ -124,6 +119,7 @@ impl Compute for Host {
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
+        host_count(&[m, n], out)?;
         let bias = bias.map(Tensor::host_values).transpose()?;
         let (x, weight, bias) = ([x.host()?], weight.host()?, bias.as_deref());
         let values = with_float!(out, T => {
@@ -141,6 +137,7 @@ impl Compute for Host {
             return Err(ConfigurationError::FastOnly.into());
         }
         let [m, k, n] = shapes::linear_of_leaves(x, weight, leaves)?;
+        host_count(&[m, n], out)?;
         let parts = (0..leaves).map(|leaf| self.select_columns(x, leaf * k..(leaf + 1) * k));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let parts = parts.iter().map(Tensor::host).collect::<Result<Vec<_>>>()?;
