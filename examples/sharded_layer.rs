@@ -18,7 +18,7 @@ fn passes(group: &mut ProcessGroup, passes: usize, skips: bool) -> Result<()> {
     let weights = HashMap::from([("up.weight".into(), ones([8, 4])?), ("down.weight".into(), ones([4, 8])?)]);
     let mut source = MemorySource { tensors: &weights };
     // Each layer keeps this rank's shard of its weight.
-    let mut loader = Loader::new(&mut source, rank, world_size, DType::F32);
+    let mut loader = Loader::new(&mut source, rank, world_size, DType::F32)?;
     let gathered = ColumnOptions { gather_output: true, ..ColumnOptions::default() };
     let up = ColumnParallelLinear::load(&mut loader, "up", (8, 4), gathered)?;
     let whole = RowOptions { input_is_parallel: false, ..RowOptions::default() };

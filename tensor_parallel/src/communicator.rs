@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use ryzanstein_process_group::{Buffer, BufferMut, ProcessGroup, ReduceOp};
 
 use crate::error::{Error, Result};
+use crate::shard::ShardError;
 
 /// The ranks that share the weights of a layer: a [`ProcessGroup`], or an engine's own communicator.
 ///
@@ -90,6 +91,34 @@ impl Communicator for ProcessGroup {
 
     fn process_group(&mut self) -> Option<&mut ProcessGroup> {
         Some(self)
+    }
+}
+
+/// One of the ranks that share the weights of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Member {
+    rank: usize,
+    world_size: usize,
+}
+
+impl Member {
+    /// Returns this rank of a group.
+    ///
+    /// # Errors
+    /// Returns an error if the group has no such rank.
+    pub(crate) fn new(rank: usize, world_size: usize) -> Result<Self, ShardError> {
+        if rank < world_size {
+            return Ok(Self { rank, world_size });
+        }
+        Err(ShardError::NoRank { rank, world_size })
+    }
+
+    pub(crate) fn rank(self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn world_size(self) -> usize {
+        self.world_size
     }
 }
 

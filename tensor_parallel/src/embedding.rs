@@ -29,7 +29,7 @@ impl VocabularyWeight {
     /// Returns an error if the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
         let VocabularyShard { padded, real } =
-            shard::split_vocabulary(vocabulary, loader.world_size()).swap_remove(loader.rank());
+            shard::split_vocabulary(vocabulary, loader.world_size())?.swap_remove(loader.rank());
         let (name, shape) = (format!("{name}.weight"), [vocabulary, hidden]);
         let part = TensorSlice { rows: real, ..TensorSlice::whole(&name, &shape) };
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })

@@ -39,6 +39,16 @@ pub enum ShardError {
         /// Number of ranks.
         world_size: usize,
     },
+    /// A rank that is none of those that share a layer.
+    #[error(
+        "there is no rank {rank} of {world_size}: ranks count from 0; pass the rank and the world size of one group"
+    )]
+    NoRank {
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
     /// Ranks that would not add whole subtrees of a sum.
     #[error(
         "model.numerics = invariant adds a sum of {leaves} parts as a tree, and each of {world_size} ranks would not add a whole \
@@ -124,20 +134,33 @@ pub struct VocabularyShard {
 }
 
 /// Returns the length of the vocabulary with padding: the next multiple of [`VOCABULARY_MULTIPLE`] × `world_size`.
-pub fn padded_vocabulary(vocabulary: usize, world_size: usize) -> usize {
-    vocabulary.next_multiple_of(VOCABULARY_MULTIPLE * world_size)
+///
+/// # Errors
+/// Returns an error if there is none: without ranks, or above the largest number.
+pub fn padded_vocabulary(vocabulary: usize, world_size: usize) -> Result<usize, ShardError> {
+    let multiple = VOCABULARY_MULTIPLE.checked_mul(world_size);
+    let padded = multiple.and_then(|multiple| vocabulary.checked_next_multiple_of(multiple));
+    padded.ok_or_else(|| ShardError::Uneven {
+        what: "entries of a vocabulary with padding".into(),
+        total: vocabulary,
+        world_size,
+    })
 }
 
 /// Divides a padded vocabulary over all ranks.
-pub fn split_vocabulary(vocabulary: usize, world_size: usize) -> Vec<VocabularyShard> {
-    let share = padded_vocabulary(vocabulary, world_size) / world_size;
-    (0..world_size)
+///
+/// # Errors
+/// Returns the error of [`padded_vocabulary`].
+pub fn split_vocabulary(vocabulary: usize, world_size: usize) -> Result<Vec<VocabularyShard>, ShardError> {
+    let share = padded_vocabulary(vocabulary, world_size)? / world_size;
+    let shards = (0..world_size)
         .map(|rank| {
             let padded = rank * share..(rank + 1) * share;
             let real = padded.start.min(vocabulary)..padded.end.min(vocabulary);
             VocabularyShard { padded, real }
         })
-        .collect()
+        .collect();
+    Ok(shards)
 }
 
 #[cfg(test)]
@@ -198,9 +221,9 @@ mod tests {
 
         #[test]
         fn vocabulary_shards_tile_the_padded_and_the_real_vocabulary(size in 1usize..200_000, world in 1usize..17) {
-            let padded = padded_vocabulary(size, world);
+            let padded = padded_vocabulary(size, world).unwrap();
             prop_assert!(padded.is_multiple_of(64 * world) && padded >= size && padded - size < 64 * world);
-            let shares = split_vocabulary(size, world);
+            let shares = split_vocabulary(size, world).unwrap();
             prop_assert!(tiles(shares.iter().map(|v| v.padded.clone()), padded));
             prop_assert!(tiles(shares.iter().map(|v| v.real.clone()), size));
             prop_assert!(shares.iter().all(|v| v.padded.len() == padded / world));
@@ -218,5 +241,12 @@ mod tests {
             split_heads(10, 4, 1).unwrap_err().to_string().contains("4 key/value heads do not divide 10")
         );
         assert!(split_heads(8, 8, 0).is_err());
+    }
+
+    #[test]
+    fn vocabularies_without_ranks_or_above_the_largest_number_are_refused() {
+        for (vocabulary, world_size) in [(100, 0), (0, 0), (usize::MAX, 2), (100, usize::MAX)] {
+            assert!(split_vocabulary(vocabulary, world_size).is_err(), "{vocabulary} over {world_size}");
+        }
     }
 }

@@ -89,7 +89,7 @@ fn weights() -> HashMap<String, Tensor> {
 fn layers(rank: usize, world_size: usize, ranks: &mut dyn Communicator) -> Result<Vec<f32>> {
     let (weights, host) = (weights(), Host::new(1));
     let mut source = MemorySource { tensors: &weights };
-    let mut loader = Loader::new(&mut source, rank, world_size, DType::F32);
+    let mut loader = Loader::new(&mut source, rank, world_size, DType::F32)?;
     let mlp = ParallelMlp::load(&mut loader, "m", 6, 12, false)?;
     let gathered = ColumnOptions { gather_output: true, ..ColumnOptions::default() };
     let column = ColumnParallelLinear::load(&mut loader, "c", (12, 6), gathered)?;

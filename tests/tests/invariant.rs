@@ -46,7 +46,7 @@ fn made(
 ) -> Arc<Llama> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = NoiseSource;
-    let mut loader = Loader::new(&mut source, rank, ranks, dtype);
+    let mut loader = Loader::new(&mut source, rank, ranks, dtype).unwrap();
     let compute: Box<dyn Compute> = match group.device() {
         Some(device) => Box::new(Cuda::with_numerics(device, 1, numerics).unwrap()),
         None => Box::new(Host::with_numerics(1, set, numerics)),

@@ -13,6 +13,7 @@ use crate::types::rank::Rank;
 /// Tensor-parallel ranks are neighbours (`0..tp`), because they communicate most and neighbours share a host; pipeline stages come
 /// next, data-parallel replicas last: `rank = (data × pp + pipeline) × tp + tensor`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Layout {
     /// Number of ranks that share each layer.
     pub tensor_parallel: usize,
@@ -36,13 +37,13 @@ impl Layout {
     /// Fits the configured sizes to the world size: unless tensor parallelism is set, it gets the remaining factor.
     ///
     /// # Errors
-    /// [`Error::Configuration`] when the product is not the world size.
+    /// [`Error::Configuration`] when the product is not the world size, or there are no ranks.
     pub fn new(config: &LayoutConfig, world_size: usize) -> Result<Self> {
         let pipeline_parallel = config.pipeline_parallel.get() as usize;
         let data_parallel = config.data_parallel.get() as usize;
-        let others = pipeline_parallel * data_parallel;
+        let others = pipeline_parallel.saturating_mul(data_parallel);
         let tensor_parallel = config.tensor_parallel.map_or(world_size / others, |t| t.get() as usize);
-        if tensor_parallel * others != world_size {
+        if world_size == 0 || tensor_parallel.checked_mul(others) != Some(world_size) {
             let tensor = config.tensor_parallel.map_or("what they leave".into(), |t| t.to_string());
             return Err(Error::Configuration(format!(
                 "layout: pipeline_parallel {pipeline_parallel} × data_parallel {data_parallel} × tensor_parallel \
@@ -97,6 +98,11 @@ mod tests {
         let message = Layout::new(&config, 4).unwrap_err().to_string();
         assert!(message.contains("pipeline_parallel 3") && message.contains("4 ranks"), "{message}");
         assert_eq!(Layout::new(&LayoutConfig::default(), 4).unwrap(), layout(4, 1, 1));
+        assert!(Layout::new(&LayoutConfig::default(), 0).is_err());
+        let most = u32::MAX.try_into().unwrap();
+        let config =
+            LayoutConfig { tensor_parallel: Some(most), pipeline_parallel: most, data_parallel: most };
+        assert!(Layout::new(&config, 4).is_err());
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Checkpoint;
 use super::slice::{self, StoredMatrix};
+use crate::communicator::Member;
 use crate::compute::Compute;
 use crate::error::{Error, RemoteError, Result};
 use crate::model::Stage;
@@ -35,7 +36,9 @@ pub struct TensorSlice<'a> {
 impl<'a> TensorSlice<'a> {
     /// Creates a slice that is the whole tensor.
     pub fn whole(name: &'a str, shape: &'a [usize]) -> Self {
-        let (rows, columns) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
+        let rows = shape.first().copied().unwrap_or(1);
+        // No tensor has so many columns that they overflow.
+        let columns = shape.iter().skip(1).fold(1usize, |columns, n| columns.saturating_mul(*n));
         Self { name, shape, rows: 0..rows, columns: 0..columns }
     }
 
@@ -258,8 +261,7 @@ impl WeightSource for RootSource<'_> {
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     compute: Option<&'a dyn Compute>,
-    rank: usize,
-    world_size: usize,
+    member: Member,
     stage: Stage,
     weights: DType,
     leaves: usize,
@@ -273,17 +275,26 @@ pub(crate) const LEAVES: usize = 8;
 impl std::fmt::Debug for Loader<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Loader")
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
             .finish_non_exhaustive()
     }
 }
 
 impl<'a> Loader<'a> {
     /// Creates a loader for one rank of `world_size`, which loads matrices in the type `weights` into host memory.
-    pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
-        let (compute, stage, counted) = (None, Stage::default(), None);
-        Self { source, compute, rank, world_size, stage, weights, leaves: LEAVES, counted }
+    ///
+    /// # Errors
+    /// Returns [`ShardError::NoRank`](crate::shard::ShardError::NoRank) if there is no such rank.
+    pub fn new(
+        source: &'a mut dyn WeightSource,
+        rank: usize,
+        world_size: usize,
+        weights: DType,
+    ) -> Result<Self> {
+        let (member, compute, stage, counted) =
+            (Member::new(rank, world_size)?, None, Stage::default(), None);
+        Ok(Self { source, compute, member, stage, weights, leaves: LEAVES, counted })
     }
 
     /// Returns the loader with the memory of `compute` as its target.
@@ -317,8 +328,7 @@ impl<'a> Loader<'a> {
         Loader {
             source: &mut *self.source,
             compute: Some(compute),
-            rank: self.rank,
-            world_size: self.world_size,
+            member: self.member,
             stage: self.stage,
             weights,
             leaves: self.leaves,
@@ -341,12 +351,12 @@ impl<'a> Loader<'a> {
 
     /// Returns this rank.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.member.rank()
     }
 
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
-        self.world_size
+        self.member.world_size()
     }
 
     /// Returns the numerics of the arithmetic that layers will use.
@@ -370,7 +380,7 @@ impl<'a> Loader<'a> {
     /// Returns the error of the source.
     pub fn matrix(&mut self, tensors: &[TensorSlice<'_>]) -> Result<Tensor> {
         let columns = tensors.first().map_or(0, |tensor| tensor.columns.len());
-        let rows = tensors.iter().map(|tensor| tensor.rows.len()).sum();
+        let rows = rows_of(tensors)?;
         let mut target = self.zeros(&[rows, columns], self.weights)?;
         self.fill(tensors, &mut target)?;
         Ok(target)
@@ -381,7 +391,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Returns the error of the source.
     pub fn vector(&mut self, tensors: &[TensorSlice<'_>]) -> Result<Tensor> {
-        let length = tensors.iter().map(|tensor| tensor.rows.len()).sum();
+        let length = rows_of(tensors)?;
         let mut target = self.zeros(&[length], DType::F32)?;
         self.fill(tensors, &mut target)?;
         Ok(target)
@@ -405,4 +415,10 @@ impl<'a> Loader<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the number of rows of several slices together.
+fn rows_of(tensors: &[TensorSlice<'_>]) -> Result<usize> {
+    let all = tensors.iter().try_fold(0usize, |rows, tensor| rows.checked_add(tensor.rows.len()));
+    all.ok_or_else(|| Error::input("slices of more rows than can be counted"))
 }

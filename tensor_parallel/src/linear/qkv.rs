@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use ryzanstein_process_group::DType;
+
 use super::MergedColumnParallelLinear;
 use crate::checkpoint::Loader;
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard::{self, HeadShard};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, element_count};
 
 /// The heads of a whole attention layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +40,8 @@ impl QkvParallelLinear {
     /// Returns an error if the heads cannot be sharded over the ranks (see [`shard::split_heads`]), or the source fails.
     pub fn load(loader: &mut Loader<'_>, prefix: &str, shape: QkvShape, bias: bool) -> Result<Self> {
         let QkvShape { hidden, heads, kv_heads, head_dim } = shape;
+        // No product of these overflows.
+        element_count(&[heads.max(kv_heads), head_dim, hidden], DType::F32)?;
         let mine = shard::split_heads(heads, kv_heads, loader.world_size())?.swap_remove(loader.rank());
         let rows = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let names = ["q_proj", "k_proj", "v_proj"].map(|n| format!("{prefix}.{n}"));

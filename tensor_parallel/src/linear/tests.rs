@@ -36,7 +36,7 @@ fn run(
 ) -> Vec<Tensor> {
     on_loopback(world_size, |group| {
         let mut source = MemorySource { tensors };
-        let mut loader = Loader::new(&mut source, group.rank().index(), world_size, DType::F32);
+        let mut loader = Loader::new(&mut source, group.rank().index(), world_size, DType::F32).unwrap();
         let result = body(&mut loader, group).unwrap();
         let profile = group.profile();
         for (name, count) in calls {
@@ -158,7 +158,8 @@ fn row_parallel(x: &Tensor, weight: &Tensor, world_size: usize, numerics: Numeri
     on_loopback(world_size, |group| {
         let compute = Host::with_numerics(1, instruction_set::current(), numerics);
         let mut source = MemorySource { tensors: &weights };
-        let mut loader = Loader::new(&mut source, group.rank().index(), world_size, dtype).on(&compute);
+        let loader = Loader::new(&mut source, group.rank().index(), world_size, dtype).unwrap();
+        let mut loader = loader.on(&compute);
         let options = RowOptions { input_is_parallel: false, ..RowOptions::default() };
         let layer = RowParallelLinear::load(&mut loader, "l", shape.into(), options).unwrap();
         let values = layer.forward(x, &compute, group).unwrap().values().unwrap().into_owned();
@@ -238,10 +239,20 @@ fn column_then_row_needs_one_all_reduce_only() {
 }
 
 #[test]
+fn a_rank_that_no_group_has_gets_no_loader() {
+    let named = linear(false);
+    for (rank, world_size) in [(0, 0), (2, 2), (5, 2), (usize::MAX, 1)] {
+        let mut source = MemorySource { tensors: &named };
+        let error = Loader::new(&mut source, rank, world_size, DType::F32).unwrap_err().to_string();
+        assert!(error.contains(&format!("no rank {rank} of {world_size}")), "{error}");
+    }
+}
+
+#[test]
 fn a_row_parallel_bias_without_a_sum_is_refused() {
     let named = linear(true);
     let mut source = MemorySource { tensors: &named };
-    let mut loader = Loader::new(&mut source, 0, 2, DType::F32);
+    let mut loader = Loader::new(&mut source, 0, 2, DType::F32).unwrap();
     let options = RowOptions { bias: true, input_is_parallel: true, reduce_results: false };
     let error = RowParallelLinear::load(&mut loader, "l", (48, HIDDEN), options).unwrap_err();
     assert!(matches!(error, Error::Configuration(_)), "{error}");

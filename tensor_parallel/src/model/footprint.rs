@@ -10,7 +10,7 @@ use crate::compute::PAGE_SIZE;
 use crate::compute::cuda::FIXED_BYTES;
 use crate::error::{Error, Result};
 use crate::gpu::class;
-use crate::shard::{self, HeadShard};
+use crate::shard::{self, HeadShard, ShardError};
 use crate::tensor::element_count;
 
 /// The memory of one rank on a GPU, in bytes.
@@ -60,7 +60,7 @@ pub fn footprint(
     let embedding = if config.tied_embeddings {
         0
     } else {
-        (vocabulary_share(config, world_size) * config.hidden * dtype.size()) as u64
+        (vocabulary_share(config, world_size)? * config.hidden * dtype.size()) as u64
     };
     let read_per_step = weights - embedding + kv_read(config, kv_cache, positions);
     Ok(Footprint { weights, kv_cache, workspace: workspace as u64, read_per_step })
@@ -75,8 +75,8 @@ fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
     (kv_cache as f64 * share) as u64
 }
 
-fn vocabulary_share(config: &LlamaConfig, world_size: usize) -> usize {
-    shard::padded_vocabulary(config.vocabulary, world_size) / world_size
+fn vocabulary_share(config: &LlamaConfig, world_size: usize) -> Result<usize, ShardError> {
+    Ok(shard::padded_vocabulary(config.vocabulary, world_size)? / world_size)
 }
 
 /// Returns the maximum bytes of the tensors that are alive at the same time on one rank in a pass of `rows` tokens of `logits` sequences
@@ -114,7 +114,7 @@ fn pass(
     let mlp =
         4 * hidden + (gate_up + wide(config.mlp_bias, 2 * intermediate)?.max(inner)).max(inner + hidden);
     // The last rows, this rank's logits, those of all ranks, and those without padding.
-    let share = vocabulary_share(config, world_size);
+    let share = vocabulary_share(config, world_size).ok()?;
     let head = block(logits, config.hidden, size)?
         + block(logits, share, f32)?
         + block(logits, share * world_size, f32)?

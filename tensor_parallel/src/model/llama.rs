@@ -146,6 +146,18 @@ impl Llama {
         check_world_size(&config, loader.world_size(), compute.numerics())?;
         let stage = loader.stage();
         check_stages(&config, stage.count)?;
+        if stage.index >= stage.count {
+            return Err(Error::input(format!(
+                "there is no {stage}: stages count from 0; give the loader one of the pipeline"
+            )));
+        }
+        if config.sliding_windows.len() != config.layers {
+            return Err(Error::input(format!(
+                "`sliding_windows` of the model has {} elements for {} layers; give each layer one, `None` if it has no window",
+                config.sliding_windows.len(),
+                config.layers
+            )));
+        }
         let heads = shard::split_heads(config.heads, config.kv_heads, loader.world_size())?;
         let mut loader_on = loader.reborrow(&*compute, dtype).with_leaves(leaves(&config));
         let loader = &mut loader_on;

@@ -137,7 +137,7 @@ fn is_tied(
         return Ok(config.tied_embeddings);
     }
     let shape = [config.vocabulary, config.hidden];
-    let mut shards = shard::split_vocabulary(config.vocabulary, place.world_size);
+    let mut shards = shard::split_vocabulary(config.vocabulary, place.world_size)?;
     let rows =
         if reader == Reader::Root { 0..config.vocabulary } else { shards.swap_remove(place.rank).real };
     let are_equal = checkpoint.has_equal_rows([EMBEDDING, HEAD], &shape, rows)?;
@@ -356,7 +356,7 @@ fn build(
     source: &mut dyn WeightSource,
     ShardLocation { stage, rank, world_size, .. }: ShardLocation,
 ) -> Result<Llama> {
-    let mut loader = Loader::new(source, rank, world_size, plan.weights).at_stage(stage);
+    let mut loader = Loader::new(source, rank, world_size, plan.weights)?.at_stage(stage);
     Llama::from_loader(config, plan.activations, compute, &mut loader)
 }
 

@@ -71,7 +71,7 @@ pub(super) fn weight_bytes(
 ) -> Result<u64> {
     let bytes = Cell::default();
     let compute = Host::with_numerics(1, InstructionSet::Scalar, Numerics::Fast);
-    let mut loader = Loader::new(source, 0, world_size, dtype).at_stage(stage).counting(&bytes);
+    let mut loader = Loader::new(source, 0, world_size, dtype)?.at_stage(stage).counting(&bytes);
     Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
     Ok(bytes.get())
 }
@@ -100,7 +100,7 @@ fn check(config: &LlamaConfig, world_size: usize, numerics: Numerics) -> Result<
 /// Returns the number of parts in which row-parallel layers add their inputs with invariant numerics, the same for every world
 /// size: at most [`LEAVES`], the smallest legal world size above 1 times a power of two.
 pub(super) fn leaves(config: &LlamaConfig) -> usize {
-    let inputs = [config.heads * config.head_dim, config.intermediate];
+    let inputs = [config.heads.saturating_mul(config.head_dim), config.intermediate];
     let smallest = (2..=LEAVES).find(|n| check(config, *n, Numerics::Fast).is_ok()).unwrap_or(1);
     let doubled =
         iter::successors(Some(smallest), |leaves| Some(2 * leaves)).take_while(|leaves| *leaves <= LEAVES);
@@ -115,7 +115,7 @@ pub fn legal_world_sizes(config: &LlamaConfig, most: usize, numerics: Numerics) 
 
 /// Returns the number of all-reduces of `[tokens, hidden]` in a forward pass with fast numerics: one for the embedding, and two per layer.
 pub fn all_reduces(config: &LlamaConfig) -> usize {
-    2 * config.layers + 1
+    config.layers.saturating_mul(2).saturating_add(1)
 }
 
 /// Checks that a model can run on this number of ranks.
@@ -133,9 +133,9 @@ pub fn check_world_size(config: &LlamaConfig, world_size: usize, numerics: Numer
 /// Checks that a model can be divided into this number of pipeline stages.
 ///
 /// # Errors
-/// Returns [`ConfigurationError::Stages`] if there are more stages than layers.
+/// Returns [`ConfigurationError::Stages`] if there are more stages than layers, or none.
 pub fn check_stages(config: &LlamaConfig, stages: usize) -> Result<()> {
-    if stages <= config.layers {
+    if (1..=config.layers).contains(&stages) {
         return Ok(());
     }
     Err(ConfigurationError::Stages { stages, layers: config.layers }.into())

@@ -33,11 +33,11 @@ impl Stage {
 
     /// Returns true if this is the last stage, which returns the logits.
     pub const fn is_last(&self) -> bool {
-        self.index + 1 == self.count
+        matches!(self.count.checked_sub(self.index), Some(1))
     }
 
     /// Returns its share of `layers` layers. If they are not divisible, the earlier stages have one more, because the last also
-    /// has the head.
+    /// has the head. A stage that is none of the pipeline has no layers.
     pub fn layers(&self, layers: usize) -> Range<usize> {
         part(layers, self.index, self.count)
     }
@@ -49,6 +49,9 @@ pub(super) fn cut(total: usize, parts: usize) -> impl Iterator<Item = Range<usiz
 }
 
 fn part(total: usize, index: usize, parts: usize) -> Range<usize> {
+    if index >= parts {
+        return total..total;
+    }
     let (each, more) = (total / parts, total % parts);
     let start = index * each + index.min(more);
     start..start + each + usize::from(index < more)
@@ -66,6 +69,9 @@ mod tests {
         assert_eq!(layers(3, 8), [0..3, 3..6, 6..8]);
         assert_eq!(layers(3, 7), [0..3, 3..5, 5..7]);
         assert_eq!(Stage::default().layers(7), 0..7);
+        for (index, count) in [(0, 0), (5, 2), (usize::MAX, 1)] {
+            assert_eq!(Stage { index, count }.layers(7), 7..7);
+        }
     }
 
     proptest! {

@@ -589,3 +589,23 @@ fn the_list_of_tensors_has_biases_and_a_head_only_where_the_model_has_them() {
     assert_eq!(qwen3.len(), plain.len() + 2 * 2);
     assert!(qwen3.contains(&"model.layers.1.self_attn.q_norm.weight".into()));
 }
+
+#[test]
+fn settings_that_no_model_can_have_are_refused_by_loading() {
+    let changes: [fn(&mut LlamaConfig); 5] = [
+        |config| config.sliding_windows.clear(),
+        |config| config.layers = usize::MAX,
+        |config| config.head_dim = usize::MAX - 1,
+        |config| config.intermediate = usize::MAX,
+        |config| config.vocabulary = usize::MAX,
+    ];
+    for (at, change) in changes.iter().enumerate() {
+        let mut config = with(&json!({})).unwrap();
+        change(&mut config);
+        assert!(tensors(&config).is_err(), "change {at}");
+    }
+    for (index, count) in [(0, 0), (5, 2), (usize::MAX, 1)] {
+        let refused = stage_tensors(&with(&json!({})).unwrap(), Stage { index, count });
+        assert!(refused.is_err(), "stage {index} of {count}");
+    }
+}

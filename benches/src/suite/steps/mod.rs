@@ -202,7 +202,7 @@ pub fn job_context(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Jo
 pub fn load(config: &LlamaConfig, dtype: DType, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = NoiseSource;
-    let mut loader = Loader::new(&mut source, rank, ranks, dtype);
+    let mut loader = Loader::new(&mut source, rank, ranks, dtype)?;
     Ok(Arc::new(Llama::from_loader(config.clone(), dtype, compute::for_group(group)?, &mut loader)?))
 }
 

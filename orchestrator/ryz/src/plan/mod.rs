@@ -182,7 +182,7 @@ impl Planner<'_> {
             Err(error) => return Err(error),
         };
         let own = own_bytes(world_size, &footprint);
-        let communicating = self.communication_seconds(world_size);
+        let communicating = self.communication_seconds(world_size)?;
         let step = communicating + footprint.read_per_step as f64 / MEMORY_BANDWIDTH;
         let per_token = if world_size > 1 { all_reduces(self.config) * self.token_bytes() } else { 0 };
         Ok(Size {
@@ -234,19 +234,20 @@ impl Planner<'_> {
     }
 
     /// Returns the seconds of a decode step's all-reduces and of the all-gather of its logits.
-    fn communication_seconds(&self, world_size: usize) -> f64 {
+    fn communication_seconds(&self, world_size: usize) -> Result<f64, Error> {
         if world_size < 2 {
-            return 0.0;
+            return Ok(0.0);
         }
         let model = LinkModel::bound(self.link.cost(), world_size);
         let call = |operation, count, dtype: DType| {
             let spec = CollectiveSpec { operation, algorithm: Algorithm::Ring, count, in_place: true };
             NCCL_CALL + estimate(spec, &Hosts::one(world_size), dtype.size(), &model).as_secs_f64()
         };
-        let logits = self.batch * padded_vocabulary(self.config.vocabulary, world_size);
+        let logits = self.batch * padded_vocabulary(self.config.vocabulary, world_size)?;
         let activations = self.batch * self.config.hidden;
-        all_reduces(self.config) as f64 * call(Operation::AllReduce(ReduceOp::Sum), activations, self.dtype)
-            + call(Operation::AllGather, logits / world_size, DType::F32)
+        Ok(all_reduces(self.config) as f64
+            * call(Operation::AllReduce(ReduceOp::Sum), activations, self.dtype)
+            + call(Operation::AllGather, logits / world_size, DType::F32))
     }
 }
 

@@ -179,7 +179,7 @@ fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DTy
     let mut source = MemorySource { tensors: &whole };
     let compute = Scant::new(usize::MAX);
     let taken = Arc::clone(&compute.taken);
-    let mut loader = Loader::new(&mut source, rank, world_size, dtype);
+    let mut loader = Loader::new(&mut source, rank, world_size, dtype).unwrap();
     let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader).unwrap();
     let weights = taken.load(Ordering::Relaxed);
     let _decoder = Arc::new(model).decoder(CacheSize::full(3, 20), Passes::Eager).unwrap();
