@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use ryzanstein_process_group::{Buffer, BufferMut, ProcessGroup, ReduceOp};
 
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::ShardError;
 
 /// The ranks that share the weights of a layer: a [`ProcessGroup`], or an engine's own communicator.
@@ -119,6 +119,20 @@ impl Member {
 
     pub(crate) fn world_size(self) -> usize {
         self.world_size
+    }
+
+    /// Checks that this is the rank that holds a communicator of a call. An engine's own tells only its world size.
+    ///
+    /// # Errors
+    /// Returns [`ConfigurationError::OtherGroup`] with both.
+    pub(crate) fn check(self, group: &mut dyn Communicator) -> Result<()> {
+        let Self { rank, world_size } = self;
+        let called_world_size = group.world_size();
+        let called_rank = group.process_group().map_or(rank, |group| group.rank().index());
+        if (called_rank, called_world_size) == (rank, world_size) {
+            return Ok(());
+        }
+        Err(ConfigurationError::OtherGroup { rank, world_size, called_rank, called_world_size }.into())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ryzanstein_process_group::DType;
 
 use crate::checkpoint::{Loader, TensorSlice};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Member};
 use crate::compute::{Batch, Compute};
 use crate::error::{RequestError, Result};
 use crate::linear::gather_columns;
@@ -20,6 +20,7 @@ pub struct VocabularyWeight {
     rows: Arc<Tensor>,
     first: usize,
     vocabulary: usize,
+    member: Member,
 }
 
 impl VocabularyWeight {
@@ -32,7 +33,8 @@ impl VocabularyWeight {
             shard::split_vocabulary(vocabulary, loader.world_size())?.swap_remove(loader.rank());
         let (name, shape) = (format!("{name}.weight"), [vocabulary, hidden]);
         let part = TensorSlice { rows: real, ..TensorSlice::whole(&name, &shape) };
-        Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
+        let rows = Arc::new(loader.padded(&part, padded.len())?);
+        Ok(Self { rows, first: padded.start, vocabulary, member: loader.member() })
     }
 }
 
@@ -51,7 +53,7 @@ impl VocabParallelEmbedding {
     /// Returns the embeddings of the batch's tokens, in type `out`. Takes one all-reduce.
     ///
     /// # Errors
-    /// Returns an error if a token is not in the vocabulary, or the group fails.
+    /// Returns an error if a token is not in the vocabulary, or the group fails or is not that of loading.
     pub fn forward(
         &self,
         batch: &Batch,
@@ -59,6 +61,7 @@ impl VocabParallelEmbedding {
         compute: &dyn Compute,
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
+        self.weight.member.check(group)?;
         check_tokens(batch.tokens(), self.weight.vocabulary)?;
         let mut x = compute.embed(&self.weight.rows, self.weight.first, batch, out)?;
         group.all_reduce_sum(&mut x)?;
@@ -92,10 +95,10 @@ impl ParallelLmHead {
     /// They stay `f32` even if `x` has a 16-bit type: rounding would create ties, and a tie selects the lower token.
     ///
     /// # Errors
-    /// Returns an error if shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit, the group fails, or is not that of loading.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
-        gather_columns(&local, self.weight.vocabulary, compute, group)
+        gather_columns(&local, self.weight.vocabulary, compute, (self.weight.member, group))
     }
 
     /// Returns candidates for the most likely token of each row, `[positions, pairs × 2]`, identical on every rank. Every rank computes
@@ -104,11 +107,11 @@ impl ParallelLmHead {
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward) and of [`Compute::argmax`].
     pub fn argmax(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let VocabularyWeight { rows, first, vocabulary } = &self.weight;
+        let VocabularyWeight { rows, first, vocabulary, member } = &self.weight;
         let local = compute.linear(x, rows, None, DType::F32)?;
         let real = vocabulary.saturating_sub(*first).min(rows.rows());
         let mine = compute.argmax(&local, *first..first + real)?;
-        let all = group.world_size() * mine.columns();
-        gather_columns(&mine, all, compute, group)
+        let all = member.world_size() * mine.columns();
+        gather_columns(&mine, all, compute, (*member, group))
     }
 }

@@ -134,6 +134,21 @@ pub enum ConfigurationError {
         /// The stage according to the groups of the call.
         called: Stage,
     },
+    /// A call with a tensor-parallel group other than the one that the weights were loaded for.
+    #[error(
+        "this rank holds shard {rank} of {world_size} and is called with a group in which it is rank {called_rank} of \
+         {called_world_size}; pass the group that the weights were loaded for"
+    )]
+    OtherGroup {
+        /// The rank that the shard is of.
+        rank: usize,
+        /// Number of shards.
+        world_size: usize,
+        /// This rank in the group of the call.
+        called_rank: usize,
+        /// Number of ranks of the group of the call.
+        called_world_size: usize,
+    },
     /// An array that is larger than the memory of this host.
     #[error(
         "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \

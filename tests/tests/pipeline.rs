@@ -143,6 +143,14 @@ fn a_call_with_other_groups_than_those_of_loading_is_refused() {
         // Nothing was sent, so the groups are as good as before.
         decoder.prefill(0, &[1, 2], &mut manager).unwrap();
     });
+    on_stages(BackendChoice::Tcp, (2, 1), |mut manager| {
+        let model = Arc::new(Llama::load(folder.path(), None, &mut manager).unwrap());
+        let mut decoder = model.decoder(CacheSize::full(1, 4), Passes::Graph).unwrap();
+        let mut reversed = manager.new_group(&[Rank(1), Rank(0)]).unwrap().unwrap();
+        let error = decoder.prefill(0, &[1, 2], &mut reversed).unwrap_err().to_string();
+        assert!(error.contains("of 2 and is called with a group in which it is rank"), "{error}");
+        decoder.prefill(0, &[1, 2], &mut manager).unwrap();
+    });
 }
 
 #[test]

@@ -359,6 +359,11 @@ impl<'a> Loader<'a> {
         self.member.world_size()
     }
 
+    /// Returns this rank with its world size, for the checks of calls.
+    pub(crate) fn member(&self) -> Member {
+        self.member
+    }
+
     /// Returns the numerics of the arithmetic that layers will use.
     pub fn numerics(&self) -> Numerics {
         self.compute.map_or(Numerics::Fast, Compute::numerics)

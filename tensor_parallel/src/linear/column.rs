@@ -2,7 +2,7 @@
 
 use super::{MergedColumnParallelLinear, gather_columns};
 use crate::checkpoint::Loader;
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Member};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -20,6 +20,7 @@ pub struct ColumnOptions {
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
     inner: MergedColumnParallelLinear,
+    member: Member,
     features: usize,
     gather_output: bool,
 }
@@ -36,17 +37,17 @@ impl ColumnParallelLinear {
         options: ColumnOptions,
     ) -> Result<Self> {
         let inner = MergedColumnParallelLinear::load(loader, &[(name, outputs)], inputs, options.bias)?;
-        Ok(Self { inner, features: outputs, gather_output: options.gather_output })
+        Ok(Self { inner, member: loader.member(), features: outputs, gather_output: options.gather_output })
     }
 
     /// Returns this rank's output features, or all of them with `gather_output`.
     ///
     /// # Errors
-    /// Returns an error if shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit, the group fails, or is not that of loading.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = self.inner.forward(x, compute)?;
         if self.gather_output {
-            return gather_columns(&local, self.features, compute, group);
+            return gather_columns(&local, self.features, compute, (self.member, group));
         }
         Ok(local)
     }

@@ -12,18 +12,22 @@ pub use self::column::{ColumnOptions, ColumnParallelLinear};
 pub use self::merged::MergedColumnParallelLinear;
 pub use self::qkv::{QkvParallelLinear, QkvShape};
 pub use self::row::{RowOptions, RowParallelLinear};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Member};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Concatenates the columns of all ranks and keeps the first `keep`. Takes one all-gather.
+///
+/// # Errors
+/// Returns an error if `member` does not hold `group`, or the group fails.
 pub(crate) fn gather_columns(
     local: &Tensor,
     keep: usize,
     compute: &dyn Compute,
-    group: &mut dyn Communicator,
+    (member, group): (Member, &mut dyn Communicator),
 ) -> Result<Tensor> {
+    member.check(group)?;
     let (ranks, rows, columns) = (group.world_size(), local.rows(), local.columns());
     let mut blocks = compute.scratch(&[ranks, rows, columns], local.dtype())?;
     group.all_gather(local, &mut blocks)?;

@@ -6,7 +6,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use crate::checkpoint::{Loader, TensorSlice};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Member};
 use crate::compute::Compute;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::norm::RmsNorm;
@@ -47,6 +47,7 @@ pub struct RowParallelLinear {
     leaves: Option<usize>,
     bias: Option<Tensor>,
     inputs: Range<usize>,
+    member: Member,
     options: RowOptions,
 }
 
@@ -83,14 +84,14 @@ impl RowParallelLinear {
         if options.bias {
             bias = Some(loader.vector(&[TensorSlice::whole(&format!("{name}.bias"), &[outputs])])?);
         }
-        Ok(Self { weight, leaves, bias, inputs: mine, options })
+        Ok(Self { weight, leaves, bias, inputs: mine, member: loader.member(), options })
     }
 
     /// Returns the sum over all ranks plus the bias. Without `reduce_results`, returns this rank's term of the sum. Takes one all-reduce;
     /// with invariant numerics one all-gather, before it an all-to-all if the terms are long and the ranks divide the columns.
     ///
     /// # Errors
-    /// Returns an error if shapes do not fit or the group fails.
+    /// Returns an error if shapes do not fit, the group fails, or is not that of loading.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let mut y = self.sum(x, compute, group)?;
         if let Some(bias) = &self.bias {
@@ -120,6 +121,7 @@ impl RowParallelLinear {
             && let Some(group) = group.process_group()
             && group.fuses_add_norm(self.dtype_of_terms(x), rows, columns)
         {
+            self.member.check(group)?;
             let term = self.term(x, self.dtype_of_terms(x), compute)?;
             let mut normed = compute.scratch(residual.shape(), residual.dtype())?;
             group.all_reduce_add_norm(&term, residual, (norm.weight(), norm.epsilon()), &mut normed)?;
@@ -131,7 +133,10 @@ impl RowParallelLinear {
 
     /// Returns the sum over all ranks, or without `reduce_results` this rank's term of it.
     fn sum(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let (ranks, is_invariant) = (group.world_size(), self.leaves.is_some());
+        let (ranks, is_invariant) = (self.member.world_size(), self.leaves.is_some());
+        if self.options.reduce_results {
+            self.member.check(group)?;
+        }
         if !self.options.reduce_results || (is_invariant && ranks == 1) {
             return self.term(x, x.dtype(), compute);
         }

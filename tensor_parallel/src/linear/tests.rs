@@ -249,6 +249,27 @@ fn a_rank_that_no_group_has_gets_no_loader() {
 }
 
 #[test]
+fn a_group_other_than_that_of_loading_is_refused_by_layers_that_call_it() {
+    let named = linear(false);
+    let (x, host) = (whole(&[5, HIDDEN], 9), Host::new(1));
+    let mut groups = ProcessGroup::loopback(2);
+    let group = &mut groups[0];
+    for (rank, world_size) in [(1, 2), (0, 3), (0, 1)] {
+        let mut source = MemorySource { tensors: &named };
+        let mut loader = Loader::new(&mut source, rank, world_size, DType::F32).unwrap();
+        let gathered = ColumnOptions { gather_output: true, ..ColumnOptions::default() };
+        let column = ColumnParallelLinear::load(&mut loader, "l", (48, HIDDEN), gathered).unwrap();
+        let summed = RowOptions { input_is_parallel: false, ..RowOptions::default() };
+        let row = RowParallelLinear::load(&mut loader, "l", (48, HIDDEN), summed).unwrap();
+        for outcome in [column.forward(&x, &host, group), row.forward(&x, &host, group)] {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(&format!("shard {rank} of {world_size}")), "{error}");
+            assert!(error.contains("it is rank 0 of 2"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_row_parallel_bias_without_a_sum_is_refused() {
     let named = linear(true);
     let mut source = MemorySource { tensors: &named };

@@ -9,6 +9,7 @@ use super::report::LoadReport;
 use super::stage::Stage;
 use crate::attention::{CacheSize, KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
+use crate::communicator::Member;
 use crate::compute::{Batch, Compute, LayerCache};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight, check_tokens};
 use crate::error::{ConfigurationError, Error, RequestError, Result};
@@ -34,6 +35,7 @@ pub struct Llama {
     dtype: DType,
     kv_heads: usize,
     stage: Stage,
+    member: Member,
     /// The embedding, on the first stage.
     embedding: Option<VocabParallelEmbedding>,
     /// The layers of this stage.
@@ -179,12 +181,13 @@ impl Llama {
             Ok::<_, Error>(Head { norm, output: ParallelLmHead::new(weight) })
         });
         let head = head.transpose()?;
-        let kv_heads = heads[loader.rank()].kv.len();
+        let (kv_heads, member) = (heads[loader.rank()].kv.len(), loader.member());
         Ok(Self {
             compute,
             dtype,
             kv_heads,
             stage,
+            member,
             embedding: tokens.filter(|_| stage.is_first()).map(VocabParallelEmbedding::new),
             blocks,
             head,
@@ -244,6 +247,8 @@ impl Llama {
         if loaded != called {
             return Err(ConfigurationError::OtherStage { loaded, called }.into());
         }
+        // Before a stage sends anything to another.
+        self.member.check(groups.tensor())?;
         let mut mine = Vec::new();
         for part in parts {
             mine.extend(self.pass(part, output, cache, groups)?);
