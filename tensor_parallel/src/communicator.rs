@@ -94,15 +94,15 @@ impl Communicator for ProcessGroup {
     }
 }
 
-/// One of the ranks that share the weights of a layer.
+/// The shard of the weights that a rank holds: that of its rank in a group of `world_size`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Member {
+pub(crate) struct Shard {
     rank: usize,
     world_size: usize,
 }
 
-impl Member {
-    /// Returns this rank of a group.
+impl Shard {
+    /// Returns the shard of a rank.
     ///
     /// # Errors
     /// Returns an error if the group has no such rank.
@@ -121,10 +121,10 @@ impl Member {
         self.world_size
     }
 
-    /// Checks that this is the rank that holds a communicator of a call. An engine's own tells only its world size.
+    /// Checks that the group of a call has this shard at this rank. An engine's own communicator tells only its world size.
     ///
     /// # Errors
-    /// Returns [`ConfigurationError::OtherGroup`] with both.
+    /// Returns [`ConfigurationError::OtherGroup`] if not.
     pub(crate) fn check(self, group: &mut dyn Communicator) -> Result<()> {
         let Self { rank, world_size } = self;
         let called_world_size = group.world_size();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ryzanstein_process_group::DType;
 
 use crate::checkpoint::{Loader, TensorSlice};
-use crate::communicator::{Communicator, Member};
+use crate::communicator::{Communicator, Shard};
 use crate::compute::{Batch, Compute};
 use crate::error::{RequestError, Result};
 use crate::linear::gather_columns;
@@ -20,7 +20,7 @@ pub struct VocabularyWeight {
     rows: Arc<Tensor>,
     first: usize,
     vocabulary: usize,
-    member: Member,
+    shard: Shard,
 }
 
 impl VocabularyWeight {
@@ -34,7 +34,7 @@ impl VocabularyWeight {
         let (name, shape) = (format!("{name}.weight"), [vocabulary, hidden]);
         let part = TensorSlice { rows: real, ..TensorSlice::whole(&name, &shape) };
         let rows = Arc::new(loader.padded(&part, padded.len())?);
-        Ok(Self { rows, first: padded.start, vocabulary, member: loader.member() })
+        Ok(Self { rows, first: padded.start, vocabulary, shard: loader.shard() })
     }
 }
 
@@ -61,7 +61,7 @@ impl VocabParallelEmbedding {
         compute: &dyn Compute,
         group: &mut dyn Communicator,
     ) -> Result<Tensor> {
-        self.weight.member.check(group)?;
+        self.weight.shard.check(group)?;
         check_tokens(batch.tokens(), self.weight.vocabulary)?;
         let mut x = compute.embed(&self.weight.rows, self.weight.first, batch, out)?;
         group.all_reduce_sum(&mut x)?;
@@ -98,7 +98,7 @@ impl ParallelLmHead {
     /// Returns an error if shapes do not fit, the group fails, or is not that of loading.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
-        gather_columns(&local, self.weight.vocabulary, compute, (self.weight.member, group))
+        gather_columns(&local, self.weight.vocabulary, compute, (self.weight.shard, group))
     }
 
     /// Returns candidates for the most likely token of each row, `[positions, pairs × 2]`, identical on every rank. Every rank computes
@@ -107,11 +107,11 @@ impl ParallelLmHead {
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward) and of [`Compute::argmax`].
     pub fn argmax(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let VocabularyWeight { rows, first, vocabulary, member } = &self.weight;
+        let VocabularyWeight { rows, first, vocabulary, shard } = &self.weight;
         let local = compute.linear(x, rows, None, DType::F32)?;
         let real = vocabulary.saturating_sub(*first).min(rows.rows());
         let mine = compute.argmax(&local, *first..first + real)?;
-        let all = member.world_size() * mine.columns();
-        gather_columns(&mine, all, compute, (*member, group))
+        let all = shard.world_size() * mine.columns();
+        gather_columns(&mine, all, compute, (*shard, group))
     }
 }

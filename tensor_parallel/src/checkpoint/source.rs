@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Checkpoint;
 use super::slice::{self, StoredMatrix};
-use crate::communicator::Member;
+use crate::communicator::Shard;
 use crate::compute::Compute;
 use crate::error::{Error, RemoteError, Result};
 use crate::model::Stage;
@@ -261,7 +261,7 @@ impl WeightSource for RootSource<'_> {
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     compute: Option<&'a dyn Compute>,
-    member: Member,
+    shard: Shard,
     stage: Stage,
     weights: DType,
     leaves: usize,
@@ -292,9 +292,8 @@ impl<'a> Loader<'a> {
         world_size: usize,
         weights: DType,
     ) -> Result<Self> {
-        let (member, compute, stage, counted) =
-            (Member::new(rank, world_size)?, None, Stage::default(), None);
-        Ok(Self { source, compute, member, stage, weights, leaves: LEAVES, counted })
+        let (shard, compute, stage, counted) = (Shard::new(rank, world_size)?, None, Stage::default(), None);
+        Ok(Self { source, compute, shard, stage, weights, leaves: LEAVES, counted })
     }
 
     /// Returns the loader with the memory of `compute` as its target.
@@ -328,7 +327,7 @@ impl<'a> Loader<'a> {
         Loader {
             source: &mut *self.source,
             compute: Some(compute),
-            member: self.member,
+            shard: self.shard,
             stage: self.stage,
             weights,
             leaves: self.leaves,
@@ -351,17 +350,17 @@ impl<'a> Loader<'a> {
 
     /// Returns this rank.
     pub fn rank(&self) -> usize {
-        self.member.rank()
+        self.shard.rank()
     }
 
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
-        self.member.world_size()
+        self.shard.world_size()
     }
 
-    /// Returns this rank with its world size, for the checks of calls.
-    pub(crate) fn member(&self) -> Member {
-        self.member
+    /// Returns the shard that layers hold.
+    pub(crate) fn shard(&self) -> Shard {
+        self.shard
     }
 
     /// Returns the numerics of the arithmetic that layers will use.

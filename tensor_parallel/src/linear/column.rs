@@ -2,7 +2,7 @@
 
 use super::{MergedColumnParallelLinear, gather_columns};
 use crate::checkpoint::Loader;
-use crate::communicator::{Communicator, Member};
+use crate::communicator::{Communicator, Shard};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -20,7 +20,7 @@ pub struct ColumnOptions {
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
     inner: MergedColumnParallelLinear,
-    member: Member,
+    shard: Shard,
     features: usize,
     gather_output: bool,
 }
@@ -37,7 +37,7 @@ impl ColumnParallelLinear {
         options: ColumnOptions,
     ) -> Result<Self> {
         let inner = MergedColumnParallelLinear::load(loader, &[(name, outputs)], inputs, options.bias)?;
-        Ok(Self { inner, member: loader.member(), features: outputs, gather_output: options.gather_output })
+        Ok(Self { inner, shard: loader.shard(), features: outputs, gather_output: options.gather_output })
     }
 
     /// Returns this rank's output features, or all of them with `gather_output`.
@@ -47,7 +47,7 @@ impl ColumnParallelLinear {
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
         let local = self.inner.forward(x, compute)?;
         if self.gather_output {
-            return gather_columns(&local, self.features, compute, (self.member, group));
+            return gather_columns(&local, self.features, compute, (self.shard, group));
         }
         Ok(local)
     }

@@ -12,7 +12,7 @@ pub use self::column::{ColumnOptions, ColumnParallelLinear};
 pub use self::merged::MergedColumnParallelLinear;
 pub use self::qkv::{QkvParallelLinear, QkvShape};
 pub use self::row::{RowOptions, RowParallelLinear};
-use crate::communicator::{Communicator, Member};
+use crate::communicator::{Communicator, Shard};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -20,14 +20,14 @@ use crate::tensor::Tensor;
 /// Concatenates the columns of all ranks and keeps the first `keep`. Takes one all-gather.
 ///
 /// # Errors
-/// Returns an error if `member` does not hold `group`, or the group fails.
+/// Returns an error if the group is not that of the shard, or fails.
 pub(crate) fn gather_columns(
     local: &Tensor,
     keep: usize,
     compute: &dyn Compute,
-    (member, group): (Member, &mut dyn Communicator),
+    (shard, group): (Shard, &mut dyn Communicator),
 ) -> Result<Tensor> {
-    member.check(group)?;
+    shard.check(group)?;
     let (ranks, rows, columns) = (group.world_size(), local.rows(), local.columns());
     let mut blocks = compute.scratch(&[ranks, rows, columns], local.dtype())?;
     group.all_gather(local, &mut blocks)?;

@@ -6,7 +6,7 @@ use ryzanstein_config::Numerics;
 use ryzanstein_process_group::DType;
 
 use crate::checkpoint::{Loader, TensorSlice};
-use crate::communicator::{Communicator, Member};
+use crate::communicator::{Communicator, Shard};
 use crate::compute::Compute;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::norm::RmsNorm;
@@ -47,7 +47,7 @@ pub struct RowParallelLinear {
     leaves: Option<usize>,
     bias: Option<Tensor>,
     inputs: Range<usize>,
-    member: Member,
+    shard: Shard,
     options: RowOptions,
 }
 
@@ -84,7 +84,7 @@ impl RowParallelLinear {
         if options.bias {
             bias = Some(loader.vector(&[TensorSlice::whole(&format!("{name}.bias"), &[outputs])])?);
         }
-        Ok(Self { weight, leaves, bias, inputs: mine, member: loader.member(), options })
+        Ok(Self { weight, leaves, bias, inputs: mine, shard: loader.shard(), options })
     }
 
     /// Returns the sum over all ranks plus the bias. Without `reduce_results`, returns this rank's term of the sum. Takes one all-reduce;
@@ -121,7 +121,7 @@ impl RowParallelLinear {
             && let Some(group) = group.process_group()
             && group.fuses_add_norm(self.dtype_of_terms(x), rows, columns)
         {
-            self.member.check(group)?;
+            self.shard.check(group)?;
             let term = self.term(x, self.dtype_of_terms(x), compute)?;
             let mut normed = compute.scratch(residual.shape(), residual.dtype())?;
             group.all_reduce_add_norm(&term, residual, (norm.weight(), norm.epsilon()), &mut normed)?;
@@ -133,9 +133,9 @@ impl RowParallelLinear {
 
     /// Returns the sum over all ranks, or without `reduce_results` this rank's term of it.
     fn sum(&self, x: &Tensor, compute: &dyn Compute, group: &mut dyn Communicator) -> Result<Tensor> {
-        let (ranks, is_invariant) = (self.member.world_size(), self.leaves.is_some());
+        let (ranks, is_invariant) = (self.shard.world_size(), self.leaves.is_some());
         if self.options.reduce_results {
-            self.member.check(group)?;
+            self.shard.check(group)?;
         }
         if !self.options.reduce_results || (is_invariant && ranks == 1) {
             return self.term(x, x.dtype(), compute);

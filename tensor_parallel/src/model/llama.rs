@@ -9,7 +9,7 @@ use super::report::LoadReport;
 use super::stage::Stage;
 use crate::attention::{CacheSize, KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
-use crate::communicator::Member;
+use crate::communicator::Shard;
 use crate::compute::{Batch, Compute, LayerCache};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight, check_tokens};
 use crate::error::{ConfigurationError, Error, RequestError, Result};
@@ -35,7 +35,7 @@ pub struct Llama {
     dtype: DType,
     kv_heads: usize,
     stage: Stage,
-    member: Member,
+    shard: Shard,
     /// The embedding, on the first stage.
     embedding: Option<VocabParallelEmbedding>,
     /// The layers of this stage.
@@ -181,13 +181,13 @@ impl Llama {
             Ok::<_, Error>(Head { norm, output: ParallelLmHead::new(weight) })
         });
         let head = head.transpose()?;
-        let (kv_heads, member) = (heads[loader.rank()].kv.len(), loader.member());
+        let (kv_heads, shard) = (heads[loader.rank()].kv.len(), loader.shard());
         Ok(Self {
             compute,
             dtype,
             kv_heads,
             stage,
-            member,
+            shard,
             embedding: tokens.filter(|_| stage.is_first()).map(VocabParallelEmbedding::new),
             blocks,
             head,
@@ -248,7 +248,7 @@ impl Llama {
             return Err(ConfigurationError::OtherStage { loaded, called }.into());
         }
         // Before a stage sends anything to another.
-        self.member.check(groups.tensor())?;
+        self.shard.check(groups.tensor())?;
         let mut mine = Vec::new();
         for part in parts {
             mine.extend(self.pass(part, output, cache, groups)?);
