@@ -70,19 +70,12 @@ impl Tokenizer {
         Ok(Self { file: file.into(), inner, special, digest })
     }
 
-    /// Adds tokens with their properties, and texts that are special tokens.
-    fn add(&mut self, (listed, texts): (Vec<AddedToken>, Vec<String>)) -> Result<()> {
+    /// Adds tokens, or changes the properties of those that it has.
+    fn add(&mut self, tokens: Vec<AddedToken>) -> Result<()> {
         let added = caught(&self.file, "be used", || {
-            let added = serde_json::to_vec(&(&listed, &texts))?;
+            let added = serde_json::to_vec(&tokens)?;
             growth::check_strings(&added)?;
-            self.inner.add_tokens(listed)?;
-            let known = self.inner.get_added_tokens_decoder().into_iter();
-            let known: HashMap<_, _> = known.map(|(_, token)| (token.content.clone(), token)).collect();
-            let texts = texts.into_iter().map(|text| {
-                let token = known.get(&text).cloned();
-                token.unwrap_or_else(|| AddedToken::from(text, true)).special(true)
-            });
-            self.inner.add_tokens(texts)?;
+            self.inner.add_tokens(tokens)?;
             Ok(added)
         })?;
         self.special = special(&self.inner);
@@ -136,7 +129,8 @@ fn open(directory: &Path) -> Result<Option<(Tokenizer, Vec<u8>)>> {
     let file = directory.join("tokenizer.json");
     let Some(text) = Error::unless_missing(&file, file::read(&file, LARGEST_FILE))? else { return Ok(None) };
     let mut tokenizer = Tokenizer::from_bytes(&file, text.clone())?;
-    tokenizer.add(added_tokens(directory)?)?;
+    let known: BTreeMap<u32, AddedToken> = tokenizer.inner.get_added_tokens_decoder().into_iter().collect();
+    tokenizer.add(added_tokens(directory, &known)?)?;
     Ok(Some((tokenizer, text)))
 }
 
@@ -187,7 +181,7 @@ mod tests {
     fn other_files_add_tokens_and_say_which_are_special() {
         let vocab = json!({ "a": 0, "b": 1, "x": 2, "<": 3, ">": 4, "/": 5, " ": 6, "<v>": 7 });
         let known = json!({
-            "id": 7, "content": "<v>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false
+            "id": 7, "content": "<v>", "single_word": false, "lstrip": true, "rstrip": false, "normalized": false, "special": false
         });
         let tokenizer = json!({
             "version": "1.0", "added_tokens": [known], "decoder": { "type": "Fuse" },
@@ -219,6 +213,16 @@ mod tests {
             (config, json!({ "additional_special_tokens": ["<x>"] }), "a<x>b", &[0, 8, 1], "ab"),
             (map, json!({ "eos_token": "<x>" }), "a<x>b", &[0, 8, 1], "ab"),
             ("added_tokens.json", json!({ "<x>": 8 }), "a<x>b", &[0, 8, 1], "a<x>b"),
+            ("added_tokens.json", json!({ "<v>": 7 }), "a <v>b", &[0, 7, 1], "a<v>b"),
+            (map, json!({ "mask_token": { "content": "<x>", "lstrip": true } }), "a <x>b", &[0, 8, 1], "ab"),
+            (
+                config,
+                json!({ "mask_token": { "__type": "AddedToken", "content": "<x>", "lstrip": true } }),
+                "a <x>b",
+                &[0, 8, 1],
+                "ab",
+            ),
+            (config, json!({ "cls_token": "<x>", "pad_token": "<>" }), "a<><x>b", &[0, 8, 9, 1], "ab"),
         ] {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();

@@ -1,15 +1,28 @@
 //! The special tokens of a model folder, which chat templates use by name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use super::read_json;
 use crate::error::Result;
 use crate::model::Architecture;
+
+const CONFIG: &str = "tokenizer_config.json";
+const TOKENS_MAP: &str = "special_tokens_map.json";
+/// The keys with further special tokens: an object by name, or a list.
+const EXTRA: &str = "extra_special_tokens";
+const ADDITIONAL: &str = "additional_special_tokens";
+const MODEL_SPECIFIC: &str = "model_specific_special_tokens";
+/// The names of the usual special tokens, in the order in which transformers adds them.
+const NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The texts of special tokens, by name.
 pub(super) type SpecialTokens = BTreeMap<String, String>;
@@ -44,14 +57,20 @@ fn defaults(class: &str) -> &'static [(&'static str, &'static str)] {
 ///
 /// # Errors
 /// Returns an error that names the file that is invalid or cannot be read.
-pub(super) fn collect(folder: &Path, mut config: Map<String, Value>) -> Result<SpecialTokens> {
+pub(super) fn collect(folder: &Path, config: Map<String, Value>) -> Result<SpecialTokens> {
+    let tokens = values(folder, config)?;
+    Ok(tokens.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?.into()))).collect())
+}
+
+/// Returns the special tokens of [`collect`] as the strings and objects of the files.
+fn values(folder: &Path, mut config: Map<String, Value>) -> Result<Map<String, Value>> {
     if !config.contains_key("added_tokens_decoder") {
-        config.extend(read_json::<Map<_, _>>(&folder.join("special_tokens_map.json"))?.unwrap_or_default());
+        config.extend(read_json::<Map<_, _>>(&folder.join(TOKENS_MAP))?.unwrap_or_default());
     }
     let class = class(folder, &config)?;
     let by_class = defaults(&class).iter().map(|(name, token)| ((*name).into(), (*token).into()));
-    let mut tokens: SpecialTokens = by_class.collect();
-    let further = ["extra_special_tokens", "model_specific_special_tokens"].map(|key| config.remove(key));
+    let mut tokens: Map<String, Value> = by_class.collect();
+    let further = [EXTRA, MODEL_SPECIFIC].map(|key| config.remove(key));
     let further = further.into_iter().filter_map(|named| match named {
         Some(Value::Object(named)) => Some(named),
         _ => None,
@@ -61,46 +80,126 @@ pub(super) fn collect(folder: &Path, mut config: Map<String, Value>) -> Result<S
     for (name, value) in &config {
         if value.is_null() {
             tokens.remove(name);
-        } else if let Some(token) = text(value) {
-            tokens.insert(name.clone(), token.into());
+        } else if text(value).is_some() {
+            tokens.insert(name.clone(), value.clone());
         }
     }
     if !config.contains_key("pad_token") && !tokens.contains_key("pad_token") {
         let padding =
             read_json::<TokenizerFile>(&folder.join("tokenizer.json"))?.and_then(|file| file.padding);
-        tokens.extend(padding.map(|padding| ("pad_token".into(), padding.pad_token)));
+        tokens.extend(padding.map(|padding| ("pad_token".into(), padding.pad_token.into())));
     }
     Ok(tokens)
 }
 
-/// Returns the tokens that the files next to `tokenizer.json` add to it, as transformers does: those that they list, by number, and
-/// the texts of special tokens.
+/// Returns the tokens that the files next to `tokenizer.json` add to it or change, as transformers does: those that they list, by
+/// number, then the special tokens that are new. `known` are the added tokens of `tokenizer.json` itself.
 ///
 /// # Errors
 /// Returns the errors of [`collect`].
-pub(in crate::generate) fn added(folder: &Path) -> Result<(Vec<AddedToken>, Vec<String>)> {
-    let config: Map<_, _> = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-    let listed: BTreeMap<u64, AddedToken> = if let Some(listed) = config.get("added_tokens_decoder") {
-        let listed = listed.as_object().into_iter().flatten();
-        listed.filter_map(|(id, value)| Some((id.parse().ok()?, token(value)?))).collect()
-    } else {
-        let listed: Map<_, _> = read_json(&folder.join("added_tokens.json"))?.unwrap_or_default();
-        listed.iter().filter_map(|(text, id)| Some((id.as_u64()?, AddedToken::from(text, false)))).collect()
+pub(in crate::generate) fn added(
+    folder: &Path,
+    known: &BTreeMap<u32, AddedToken>,
+) -> Result<Vec<AddedToken>> {
+    let config: Map<_, _> = read_json(&folder.join(CONFIG))?.unwrap_or_default();
+    let decoder = config.get("added_tokens_decoder");
+    let files: &[&str] = if decoder.is_some() { &[CONFIG] } else { &[TOKENS_MAP, CONFIG] };
+    let order = order(folder, files)?;
+    let mut named: Vec<(String, Value)> = values(folder, config.clone())?.into_iter().collect();
+    named.sort_by_key(|(name, _)| order.iter().position(|known| known == name));
+    let is_named = |token: &str| named.iter().any(|(_, value)| text(value) == Some(token));
+    let map: Map<_, _> = match decoder {
+        Some(_) => Map::new(),
+        None => read_json(&folder.join(TOKENS_MAP))?.unwrap_or_default(),
     };
-    let lists = ["extra_special_tokens", "additional_special_tokens"].map(|key| config.get(key));
-    let further = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
-    let further: Vec<String> = further.filter_map(text).map(Into::into).collect();
-    let named = collect(folder, config)?.into_values().chain(further).collect();
-    Ok((listed.into_values().collect(), named))
+    let lists = [(&config, EXTRA), (&config, ADDITIONAL), (&map, EXTRA), (&map, ADDITIONAL)];
+    let lists = lists.map(|(file, key)| file.get(key)?.as_array().filter(|list| !list.is_empty()));
+    let mut listed: BTreeMap<u64, AddedToken> = BTreeMap::new();
+    if let Some(decoder) = decoder {
+        let tokens = decoder.as_object().into_iter().flatten();
+        let tokens = tokens
+            .filter_map(|(id, value)| Some((id.parse::<u64>().ok()?, token(value, is_named(text(value)?))?)));
+        listed.extend(tokens);
+    } else {
+        let is_special = |token: &str| {
+            let usual = NAMES.iter().filter_map(|name| {
+                map.get(*name).and_then(text).or_else(|| config.get(*name).and_then(Value::as_str))
+            });
+            let further = lists.into_iter().take(3).flatten().flatten().filter_map(text);
+            usual.chain(further).any(|special| special == token)
+        };
+        let tokens: Map<_, _> = read_json(&folder.join("added_tokens.json"))?.unwrap_or_default();
+        let tokens = tokens.iter().filter_map(|(text, id)| {
+            let token = AddedToken::from(text, is_special(text));
+            let special = token.special || is_named(text);
+            Some((id.as_u64()?, token.special(special)))
+        });
+        listed.extend(tokens);
+        // `tokenizer.json` has all the properties of its tokens, so it takes precedence.
+        listed.extend(known.iter().map(|(id, token)| {
+            (u64::from(*id), token.clone().special(token.special || is_named(&token.content)))
+        }));
+    }
+    let mut tokens: Vec<AddedToken> = listed.into_values().collect();
+    let present: BTreeSet<String> =
+        known.values().chain(&tokens).map(|token| token.content.clone()).collect();
+    let further = lists.into_iter().flatten().next().into_iter().flatten();
+    let further = further.map(|value| token(value, value.is_string() || text(value).is_some_and(is_named)));
+    let new = named.iter().map(|(_, value)| token(value, true)).chain(further).flatten();
+    tokens.extend(new.filter(|token| !present.contains(&token.content)));
+    Ok(tokens)
 }
 
-/// Returns a token of a list.
-fn token(value: &Value) -> Option<AddedToken> {
+/// Returns a token of a list or with a name.
+fn token(value: &Value, special: bool) -> Option<AddedToken> {
     let flag = |name: &str, default| value.get(name).and_then(Value::as_bool).unwrap_or(default);
-    let token = AddedToken::from(text(value)?, flag("special", false));
+    let token = AddedToken::from(text(value)?, special || flag("special", false));
     let normalized = flag("normalized", token.normalized);
     let token = token.normalized(normalized).single_word(flag("single_word", false));
     Some(token.lstrip(flag("lstrip", false)).rstrip(flag("rstrip", false)))
+}
+
+/// Returns the names of special tokens in the order in which transformers adds them: the usual ones, then the others as in the
+/// files.
+fn order(folder: &Path, files: &[&str]) -> Result<Vec<String>> {
+    let mut names = NAMES.map(String::from).to_vec();
+    for file in files {
+        let entries = read_json::<Entries>(&folder.join(file))?.unwrap_or_default().0;
+        let further = entries.iter().filter(|(name, _)| name == EXTRA || name == MODEL_SPECIFIC);
+        let further: Vec<Entries> =
+            further.filter_map(|(_, value)| serde_json::from_str(value.get()).ok()).collect();
+        let further = further.into_iter().flat_map(|entries| entries.0);
+        names.extend(entries.into_iter().chain(further).map(|(name, _)| name));
+    }
+    Ok(names)
+}
+
+/// The entries of an object in the order of the file.
+#[derive(Default)]
+struct Entries(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(InOrder)
+    }
 }
 
 /// Returns the class of the tokenizer. For some models it does not depend on `tokenizer_config.json`.
@@ -203,5 +302,16 @@ mod tests {
         assert_eq!(with(json!({})), "pad_token=<p>");
         assert_eq!(with(json!({ "pad_token": null })), "");
         assert_eq!(with(json!({ "pad_token": "<q>" })), "pad_token=<q>");
+    }
+
+    #[test]
+    fn new_tokens_come_in_the_order_of_transformers() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = r#"{ "z_token": "<z>", "mask_token": "<m>", "extra_special_tokens": { "y": "<y>", "x": "<x>" },
+            "pad_token": "<p>", "b_token": "<b>", "bos_token": "<s>" }"#;
+        std::fs::write(folder.path().join(CONFIG), config).unwrap();
+        let tokens = added(folder.path(), &BTreeMap::new()).unwrap();
+        let texts: Vec<_> = tokens.iter().map(|token| token.content.as_str()).collect();
+        assert_eq!(texts, ["<s>", "<p>", "<m>", "<z>", "<b>", "<y>", "<x>"]);
     }
 }
