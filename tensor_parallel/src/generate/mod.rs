@@ -4,6 +4,7 @@ mod chat;
 pub(crate) mod chat_error;
 mod growth;
 mod panics;
+mod patterns;
 mod sample;
 mod text;
 mod text_model;

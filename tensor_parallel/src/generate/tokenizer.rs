@@ -8,7 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use tokenizers::AddedToken;
 
 use super::chat::added_tokens;
-use super::{growth, panics};
+use super::{growth, panics, patterns};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 
@@ -64,6 +64,15 @@ impl Tokenizer {
             growth::check_rules(&(inner.get_normalizer(), inner.get_pre_tokenizer()))?;
             growth::check_rules(&inner.get_decoder())?;
             inner.with_padding(None).with_truncation(None)?;
+            if let Some(rules) = patterns::translated(inner.get_normalizer())? {
+                inner.with_normalizer(Some(rules))?;
+            }
+            if let Some(rules) = patterns::translated(inner.get_pre_tokenizer())? {
+                inner.with_pre_tokenizer(Some(rules));
+            }
+            if let Some(rules) = patterns::translated(inner.get_decoder())? {
+                inner.with_decoder(Some(rules));
+            }
             Ok(inner)
         })?;
         let special = special(&inner);
@@ -300,6 +309,16 @@ mod tests {
             &format!(r#"{{"normalizer":{}"#, r#"{"type":"Sequence","normalizers":["#.repeat(1000)),
             &["recursion"],
         );
+    }
+
+    #[test]
+    fn patterns_match_at_every_line_as_in_oniguruma() {
+        let tokenizer = json!({
+            "version": "1.0", "model": { "type": "BPE", "vocab": { "h": 0, "i": 1, "\n": 2 }, "merges": [] },
+            "normalizer": { "type": "Replace", "pattern": { "Regex": "^h" }, "content": "i" }
+        });
+        let tokenizer = Tokenizer::from_bytes("".as_ref(), tokenizer.to_string().into_bytes()).unwrap();
+        assert_eq!(tokenizer.encode("h\nhh\n").unwrap(), [1, 2, 1, 0, 2]);
     }
 
     #[test]
