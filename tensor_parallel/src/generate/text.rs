@@ -35,9 +35,17 @@ impl<'a> TextStream<'a> {
     /// Creates a stream of the text after `prompt`. The stream ends before the first of the `stop` strings.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let is_whole = |window: &Range<usize>| {
-            let text = tokenizer.decode(&prompt[window.clone()]);
+            let window = &prompt[window.clone()];
+            // The prompt may contain U+FFFD itself, whose tokens are not those of a part of a character. A space may precede them.
+            let is_its_own = |text: &str| {
+                let tokens = tokenizer.encode_raw(text).unwrap_or_default();
+                tokens == window || tokens.get(1..) == Some(window)
+            };
+            let text = tokenizer.decode(window);
             text.is_ok_and(|text| {
-                !text.starts_with(char::REPLACEMENT_CHARACTER) && !text.ends_with(char::REPLACEMENT_CHARACTER)
+                let is_clean = !text.starts_with(char::REPLACEMENT_CHARACTER)
+                    && !text.ends_with(char::REPLACEMENT_CHARACTER);
+                is_clean || is_its_own(&text)
             })
         };
         // The context has whole characters only: `ByteFallback` replaces each byte beside a partial one by U+FFFD.
@@ -225,6 +233,16 @@ mod tests {
         for tokenizer in [bytes(&[]), byte_fallback()] {
             let tokens = tokenizer.encode("é€").unwrap();
             assert_eq!(streamed(&tokenizer, &[], &tokens[..3], &[]).concat(), "é\u{fffd}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_may_end_with_a_replacement_character() {
+        for tokenizer in [bytes(&[]), byte_fallback()] {
+            for text in ["aa\u{fffd}", "\u{fffd}"] {
+                let (prompt, new) = (tokenizer.encode(text).unwrap(), tokenizer.encode("a€").unwrap());
+                assert_eq!(streamed(&tokenizer, &prompt, &new, &[]).concat(), "a€", "{text}");
+            }
         }
     }
 
