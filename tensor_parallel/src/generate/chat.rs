@@ -317,7 +317,7 @@ fn read(file: &Path, limit: ByteSize) -> Result<Option<String>> {
 }
 
 /// Reads a JSON file. Returns `None` if there is no such file.
-fn read_json<T: DeserializeOwned>(file: &Path) -> Result<Option<T>> {
+pub(super) fn read_json<T: DeserializeOwned>(file: &Path) -> Result<Option<T>> {
     let parse = |text: String| {
         python_json::parse(&text)
             .map_err(|source| ChatError::Config { file: file.into(), source: source.into() }.into())

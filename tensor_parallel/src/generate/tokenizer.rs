@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ByteSize, file};
 use serde_json::value::{RawValue, to_raw_value};
-use tokenizers::AddedToken;
+use serde_json::{Map, Value};
+use tokenizers::{AddedToken, ModelWrapper};
 
-use super::chat::added_tokens;
+use super::chat::{added_tokens, read_json};
 use super::{growth, panics, patterns};
 use crate::digest::digest;
 use crate::error::{Error, Result};
@@ -32,7 +33,18 @@ impl Tokenizer {
     /// # Errors
     /// Returns an error if a file cannot be read, or is not that of a tokenizer.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
-        Ok(open(directory)?.map(|(tokenizer, _)| tokenizer))
+        let Some((tokenizer, _)) = open(directory)? else { return Ok(None) };
+        let config: Map<_, _> = read_json(&directory.join("tokenizer_config.json"))?.unwrap_or_default();
+        let cleans_up = config.get("clean_up_tokenization_spaces").and_then(Value::as_bool) == Some(true);
+        // As in transformers, it has no effect with BPE.
+        if cleans_up && !matches!(tokenizer.inner.get_model(), ModelWrapper::BPE(_)) {
+            tracing::warn!(
+                folder = %directory.display(),
+                "`clean_up_tokenization_spaces` of tokenizer_config.json is ignored: texts keep spaces before punctuation, which \
+                 transformers removes"
+            );
+        }
+        Ok(Some(tokenizer))
     }
 
     /// Returns a folder's `tokenizer.json` with the tokens that other files add to it, for ranks that cannot read them, or `None` if
@@ -166,7 +178,7 @@ fn caught<T>(file: &Path, cannot: &str, work: impl FnOnce() -> tokenizers::Resul
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::testing::fixture;
