@@ -85,10 +85,18 @@ pub struct MemoryRendezvous {
 }
 
 struct Shared {
-    candidates: Mutex<Vec<Option<Candidate>>>,
+    meeting: Mutex<Meeting>,
     joined: Condvar,
     store: Arc<MemoryStore>,
     secret: Secret,
+}
+
+/// The ranks that wait for each other.
+struct Meeting {
+    candidates: Vec<Option<Candidate>>,
+    /// Number of earlier meetings that a deadline ended, and the ranks that were not there at the last one.
+    failed: u64,
+    missing: Vec<Rank>,
 }
 
 impl std::fmt::Debug for MemoryRendezvous {
@@ -101,7 +109,11 @@ impl MemoryRendezvous {
     /// Creates handles for ranks `0..world_size`. Give each thread its own.
     pub fn new(world_size: usize) -> Vec<Self> {
         let shared = Arc::new(Shared {
-            candidates: Mutex::new(vec![None; world_size]),
+            meeting: Mutex::new(Meeting {
+                candidates: vec![None; world_size],
+                failed: 0,
+                missing: Vec::new(),
+            }),
             joined: Condvar::new(),
             store: Arc::new(MemoryStore::new()),
             secret: Secret::random(),
@@ -120,37 +132,42 @@ impl Rendezvous for MemoryRendezvous {
     }
 
     fn world_size(&self) -> Option<usize> {
-        Some(lock(&self.shared.candidates).len())
+        Some(lock(&self.shared.meeting).candidates.len())
     }
 
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         let started = Instant::now();
         let shared = &*self.shared;
-        let mut candidates = lock(&shared.candidates);
-        let own = self.rank.index();
-        if candidates[own].is_some() {
+        let mut meeting = lock(&shared.meeting);
+        let own = &mut meeting.candidates[self.rank.index()];
+        if own.is_some() {
             return Err(Error::Rendezvous(format!(
                 "rank {} has joined already; each rank joins once, with a handle of its own",
                 self.rank
             )));
         }
-        candidates[own] = Some(candidate);
+        *own = Some(candidate);
         shared.joined.notify_all();
-        let patience = deadline.saturating_duration_since(started);
-        let mut candidates = shared
-            .joined
-            .wait_timeout_while(candidates, patience, |candidates| candidates.contains(&None))
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
-        let missing: Vec<Rank> =
-            Rank::all(candidates.len()).filter(|rank| candidates[rank.index()].is_none()).collect();
-        if !missing.is_empty() {
-            // Ranks that come later must not count this one, which has gone.
-            candidates[own] = None;
+        let (earlier, patience) = (meeting.failed, deadline.saturating_duration_since(started));
+        let goes_on = |meeting: &mut Meeting| meeting.failed == earlier && meeting.candidates.contains(&None);
+        let waited = shared.joined.wait_timeout_while(meeting, patience, goes_on);
+        let mut meeting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if goes_on(&mut meeting) {
+            // The first deadline ends the meeting for all, so that they name the same ranks, and later ones meet anew.
+            let Meeting { candidates, failed, missing } = &mut *meeting;
+            let ranks = Rank::all(candidates.len()).zip(candidates.iter());
+            *missing = ranks.filter(|(_, candidate)| candidate.is_none()).map(|(rank, _)| rank).collect();
+            candidates.fill(None);
+            *failed += 1;
+            shared.joined.notify_all();
+        }
+        if meeting.failed != earlier {
+            let missing = meeting.missing.clone();
             return Err(Error::Timeout { what: "joining".into(), waited: started.elapsed(), missing });
         }
+        let candidates = &meeting.candidates;
         let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
-        drop(candidates);
+        drop(meeting);
         let selection = select_backend(&all).map_err(Error::Configuration)?;
         let members = Rank::all(all.len())
             .zip(all)
@@ -224,7 +241,7 @@ mod tests {
             let deadline = Instant::now() + LATE;
             let again = zero.clone();
             let first = std::thread::spawn(move || zero.join(candidate(1), deadline));
-            while lock(&again.shared.candidates)[0].is_none() {
+            while lock(&again.shared.meeting).candidates[0].is_none() {
                 std::thread::yield_now();
             }
             let error = again.join(candidate(2), deadline).map(drop).unwrap_err();
