@@ -282,7 +282,7 @@ impl Core {
     }
 
     fn set(&mut self, key: &str, value: &Bytes, actions: &mut Vec<Action>) -> Result<(), Refusal> {
-        self.values.set(key, value.clone())?;
+        self.values.set(key, value)?;
         for request in self.waiting_for_key.remove(key).unwrap_or_default() {
             self.stop_waiting(request);
             actions.push((request, Ok(Reply::Value(value.clone()))));

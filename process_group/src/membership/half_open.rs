@@ -65,6 +65,12 @@ impl HalfOpen {
     /// On a runtime of one thread, they have closed their connections then, and the others have had their turn: accepting more
     /// connections at once would leave neither descriptors nor time for those that prove themselves.
     pub async fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
+        // A handle keeps the memory of its task, also of one that has ended.
+        while self
+            .tasks
+            .pop_front_if(|(task, admission)| task.is_finished() || admission.is_taken())
+            .is_some()
+        {}
         if self.tasks.len() >= self.most {
             self.forget();
         }

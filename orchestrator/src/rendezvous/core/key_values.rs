@@ -25,7 +25,7 @@ impl KeyValues {
         self.values.get(key).cloned()
     }
 
-    pub(super) fn set(&mut self, key: &str, value: Bytes) -> Result<(), Refusal> {
+    pub(super) fn set(&mut self, key: &str, value: &[u8]) -> Result<(), Refusal> {
         check_key(key)?;
         if value.len() > MAX_VALUE {
             return Err(Refusal::Invalid(format!(
@@ -39,14 +39,15 @@ impl KeyValues {
             self.values.remove(key);
             return Ok(());
         }
-        let bytes = self.bytes - old + cost(key, &value);
+        let bytes = self.bytes - old + cost(key, value);
         if bytes > MAX_STORE {
             return Err(Refusal::Refused(format!(
                 "the store is full: with key `{key}` it would hold {bytes} bytes, and at most {MAX_STORE} are allowed"
             )));
         }
         self.bytes = bytes;
-        self.values.insert(key.to_owned(), value);
+        // A part of a received message would keep all of it in memory.
+        self.values.insert(key.to_owned(), Bytes::copy_from_slice(value));
         Ok(())
     }
 
