@@ -1,5 +1,7 @@
 //! The source of a chat template, from what Jinja2 accepts to what the template engine accepts.
 
+use std::collections::BTreeSet;
+
 /// Maximum number of tokens between two delimiters. Long expressions nest as deep as they are long, and parsers recurse.
 const LONGEST_TAG: usize = 4096;
 /// Maximum number of `elif`, each of which nests in the one before.
@@ -9,6 +11,8 @@ const MOST_BRANCHES: usize = 1024;
 pub(super) const PERCENT: &str = "python_percent";
 /// The method that stands for a slice with a step.
 pub(super) const SLICE: &str = "python_slice";
+/// Words between names in an expression.
+const OPERATORS: [&str; 7] = ["and", "else", "if", "in", "is", "not", "or"];
 
 /// Rewrites what the engine reads differently from Jinja2 with the extensions of transformers:
 ///
@@ -16,13 +20,15 @@ pub(super) const SLICE: &str = "python_slice";
 /// - in a string literal, a backslash before a line break removes both, and some escapes are only Python's;
 /// - `{% generation %}`, which marks text for training, is a scope;
 /// - `%` formats a string literal;
-/// - a slice with a step is a method call.
+/// - a slice with a step is a method call;
+/// - a macro or a call block begins with a statement that names its variables, because the engine does not find all of them.
 ///
 /// # Errors
 /// Returns the limit that a template exceeds.
 pub(super) fn rewrite(source: &str) -> Result<String, String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let (mut out, mut rest, mut branches) = (String::with_capacity(source.len()), source.as_str(), 0);
+    let mut bodies = Bodies::default();
     while let Some(start) = find_delimiter(rest) {
         let (text, tag) = rest.split_at(start);
         out += text;
@@ -51,11 +57,65 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
                     return Err(format!("it has more than {MOST_BRANCHES} `elif` branches"));
                 }
                 write_tag(&mut out, &tokens, name);
+                bodies.add(&tokens, name, out.len());
                 after
             }
         };
     }
-    Ok(out + rest)
+    out += rest;
+    Ok(bodies.write(&out))
+}
+
+/// The bodies of macros and call blocks.
+#[derive(Default)]
+struct Bodies<'a> {
+    all: Vec<Body<'a>>,
+    /// Indices of those that have not ended.
+    open: Vec<usize>,
+}
+
+struct Body<'a> {
+    /// The position after the tag that begins it.
+    start: usize,
+    /// The delimiter that ends this tag, which decides on the space after it.
+    delimiter: &'a str,
+    /// What may be a variable in this tag and in the body, without the bodies within.
+    names: BTreeSet<&'a str>,
+}
+
+impl<'a> Bodies<'a> {
+    /// Adds a tag that ends at `end` of the output; `name` is the index of its first name if it is a block.
+    fn add(&mut self, tokens: &[Token<'a>], name: Option<usize>, end: usize) {
+        let names = tokens.iter().enumerate().filter(|(at, token)| {
+            token.kind == Kind::Name && Some(*at) != name && !OPERATORS.contains(&token.text)
+        });
+        let names = names.map(|(_, token)| token.text);
+        if let Some(body) = self.open.last() {
+            self.all[*body].names.extend(names.clone());
+        }
+        match (name.map(|at| tokens[at].text), tokens.last().copied()) {
+            (Some("macro" | "call"), Some(Token { kind: Kind::Delimiter, text })) => {
+                self.open.push(self.all.len());
+                self.all.push(Body { start: end, delimiter: text, names: names.collect() });
+            }
+            (Some("endmacro" | "endcall"), _) => {
+                self.open.pop();
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the output with a statement at the beginning of each body that names the variables, and is never executed.
+    fn write(self, out: &str) -> String {
+        let (mut written, mut from) = (String::with_capacity(out.len()), 0);
+        for Body { start, delimiter, names } in self.all {
+            let names = names.into_iter().collect::<Vec<_>>().join(", ");
+            written += &out[from..start];
+            written.extend(["{% if false %}{{ [", &names, "] }}{% endif ", delimiter]);
+            from = start;
+        }
+        written + &out[from..]
+    }
 }
 
 /// Returns the position of the first delimiter that opens a tag or a comment.
@@ -351,6 +411,19 @@ mod tests {
         rewritten(
             "{{ a[1:] }}{{ {'a': [1, ':::'], 'b': 2}[':'] }}::",
             "{{ a[1:] }}{{ {'a': [1, ':::'], 'b': 2}[':'] }}::",
+        );
+    }
+
+    #[test]
+    fn bodies_of_macros_begin_with_the_names_in_them() {
+        rewritten(
+            "{%- macro m(x=1) -%}\n{{ a.b[1:] if not 'c' }}{% call(d) n() %}{% set e = e %}{% endcall %}{{ f }}{% endmacro %}{{ g }}",
+            "{%- macro m(x=1) -%}{% if false %}{{ [a, b, d, f, m, n, x] }}{% endif -%}\n{{ a.b[1:] if not 'c' }}\
+             {% call(d) n() %}{% if false %}{{ [d, e, n] }}{% endif %}{% set e = e %}{% endcall %}{{ f }}{% endmacro %}{{ g }}",
+        );
+        rewritten(
+            "{% raw %}{% macro m() %}{{ a }}{% endraw %}{% macro",
+            "{% raw %}{% macro m() %}{{ a }}{% endraw %}{% macro",
         );
     }
 

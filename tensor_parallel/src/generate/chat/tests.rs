@@ -135,6 +135,30 @@ fn expressions_have_the_values_of_python() {
 }
 
 #[test]
+fn macros_and_call_blocks_see_the_variables_around_them() {
+    for (template, expected) in [
+        ("{% set p = 'abc' %}{% macro m(x) %}{{ p[x:] }}{% endmacro %}{{ m(1) }}", "bc"),
+        (
+            "{% set p = 'abc' %}{% macro m(x=p[1:]) %}{{ x }}{{ p }}{% endmacro %}{{ m() }}{{ m(1) }}",
+            "bcabc1abc",
+        ),
+        ("{% set x = 'a' %}{% macro m() %}{% set x = x ~ 'b' %}{{ x }}{% endmacro %}{{ m() }}{{ x }}", "aba"),
+        ("{% set x = 'a' %}{% macro m() %}{% with x = x %}{{ x }}{% endwith %}{% endmacro %}{{ m() }}", "a"),
+        (
+            "{% set n = namespace(a=1) %}{% macro m(x) %}{% set n.a = x %}{% endmacro %}{{ m(5) }}{{ n.a }}",
+            "5",
+        ),
+        ("{% set x = 'a' %}{% macro m(x) -%}\n {{ x }}\n{% endmacro %}{{ m() }}|{{ m(2) }}", "\n|2\n"),
+        (
+            "{% macro m() %}{{ caller()[1:] }}{% endmacro %}{% set y = 'de' %}{% call m() %}{{ y[:1] }}{{ y }}{% endcall %}",
+            "de",
+        ),
+    ] {
+        assert_eq!(rendered(template).unwrap(), expected, "{template}");
+    }
+}
+
+#[test]
 fn the_template_is_that_of_its_own_file_or_the_one_called_default() {
     let several =
         json!([{ "name": "tool_use", "template": "tools" }, { "name": "default", "template": "mine" }]);
