@@ -61,6 +61,16 @@ pub(crate) fn text(value: &impl Serialize, style: Style) -> serde_json::Result<S
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
+/// Returns the text that Python writes for a number with a fraction.
+pub(crate) fn float(value: f64) -> String {
+    // Rust changes to exponents at the same sizes as Python, but writes `1e-5` for `1e-05`, and `NaN` for `nan`.
+    let text = format!("{value:?}").to_lowercase();
+    match text.split_once('e') {
+        Some((digits, exponent)) => format!("{digits}e{:+03}", exponent.parse().unwrap_or(0_i32)),
+        None => text,
+    }
+}
+
 struct Formatter {
     style: Style,
     depth: usize,
@@ -129,12 +139,7 @@ impl serde_json::ser::Formatter for Formatter {
     }
 
     fn write_f64<W: ?Sized + Write>(&mut self, out: &mut W, value: f64) -> Result<()> {
-        // Rust changes to exponents at the same sizes as Python, but writes `1e-5` for `1e-05`.
-        let text = format!("{value:?}");
-        match text.split_once('e') {
-            Some((digits, exponent)) => write!(out, "{digits}e{:+03}", exponent.parse().unwrap_or(0_i32)),
-            None => out.write_all(text.as_bytes()),
-        }
+        out.write_all(float(value).as_bytes())
     }
 
     fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, text: &str) -> Result<()> {

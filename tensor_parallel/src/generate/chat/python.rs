@@ -2,7 +2,7 @@
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 
 use super::source::{PERCENT, SLICE};
 use crate::python_json;
@@ -10,6 +10,10 @@ use crate::python_json;
 /// Adds what transformers gives to templates.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(call_method);
+    environment.set_formatter(|out, state, value| match float_text(value) {
+        Some(text) => out.write_str(&text).map_err(Error::from),
+        None => escape_formatter(out, state, value),
+    });
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
@@ -23,6 +27,11 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     }
     environment.add_filter("int", int);
     environment.add_filter("float", float);
+    environment.add_filter("string", |value: &Value| match float_text(value) {
+        Some(text) => Value::from(text),
+        None if value.kind() == ValueKind::String => value.clone(),
+        None => Value::from(value.to_string()),
+    });
     environment.add_filter("indent", indent);
     environment.add_filter("replace", replace);
     environment.add_filter("truncate", truncate);
@@ -178,6 +187,14 @@ fn float(value: Value, Rest(positional): Rest<Value>, named: Kwargs) -> Result<V
         None => f64::try_from(value).ok(),
     };
     Ok(number.map_or_else(|| default.unwrap_or_else(|| 0.0.into()), Value::from))
+}
+
+/// Returns the text of a number with a fraction. Returns `None` for other values.
+fn float_text(value: &Value) -> Option<String> {
+    if !value.is_number() || value.is_integer() {
+        return None;
+    }
+    f64::try_from(value.clone()).ok().map(python_json::float)
 }
 
 /// Indents the lines after the first.
