@@ -4,6 +4,7 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 
+use super::LARGEST_PROMPT;
 use super::source::{PERCENT, SLICE};
 use crate::python_json;
 
@@ -42,6 +43,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         strip(text, characters, true, true).to_owned()
     });
     environment.add_test("sequence", is_sequence);
+    environment.add_test("callable", is_callable);
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
 }
 
@@ -68,6 +70,18 @@ fn is_sequence(value: Value) -> bool {
         // The sum of two lists, for example.
         ValueKind::Iterable => value.len().is_some(),
         _ => false,
+    }
+}
+
+/// Returns true for what has a call in Python, which includes what is undefined.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes values so")]
+fn is_callable(value: Value) -> bool {
+    // Macros and loops are mappings for the engine, and a cycler is a plain object as functions are.
+    let is_a = |name: &str| value.as_object().is_some_and(|object| object.type_name().ends_with(name));
+    match value.kind() {
+        ValueKind::Undefined => true,
+        ValueKind::Plain => !is_a("::Cycler"),
+        _ => is_a("::Macro") || is_a("::Loop"),
     }
 }
 
@@ -328,6 +342,16 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
             let () = from_args(args)?;
             title(text).into()
         }
+        "zfill" => {
+            let (width,): (i64,) = from_args(args)?;
+            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            let digits = pad(digits, name, width.saturating_sub(sign.len() as i64), "0")?;
+            format!("{sign}{digits}").into()
+        }
+        "ljust" | "rjust" | "center" => {
+            let (width, fill): (i64, Option<&str>) = from_args(args)?;
+            pad(text, name, width, fill.unwrap_or(" "))?.into()
+        }
         "find" | "rfind" | "index" | "rindex" | "count" => {
             let (wanted, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
             let (from, part) = slice(text, start, end);
@@ -439,6 +463,25 @@ fn lines(text: &str, keep: bool) -> Vec<&str> {
         rest = &rest[end + length..];
     }
     lines
+}
+
+/// Fills a text up to a width, at the side that the method with this name fills.
+fn pad(text: &str, name: &str, width: i64, fill: &str) -> Result<String, Error> {
+    if fill.chars().count() != 1 {
+        return Err(invalid("The fill character must be exactly one character long"));
+    }
+    let width = usize::try_from(width).unwrap_or(0);
+    if width as u64 > LARGEST_PROMPT.get() {
+        return Err(invalid(format!("the width {width} is larger than a prompt may be, {LARGEST_PROMPT}")));
+    }
+    let missing = width.saturating_sub(text.chars().count());
+    let before = match name {
+        "ljust" => 0,
+        // Python puts an odd space before the text if the width is odd.
+        "center" => missing / 2 + (missing & width & 1),
+        _ => missing,
+    };
+    Ok(format!("{}{text}{}", fill.repeat(before), fill.repeat(missing - before)))
 }
 
 fn lower(c: char) -> String {

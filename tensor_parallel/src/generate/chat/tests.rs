@@ -159,6 +159,12 @@ fn macros_and_call_blocks_see_the_variables_around_them() {
 }
 
 #[test]
+fn macros_and_loops_are_callable() {
+    let template = "{% macro m() %}{% endmacro %}{% for i in [1] %}{{ m is callable }}{{ loop is callable }}{% endfor %}";
+    assert_eq!(rendered(template).unwrap(), "TrueTrue");
+}
+
+#[test]
 fn the_template_is_that_of_its_own_file_or_the_one_called_default() {
     let several =
         json!([{ "name": "tool_use", "template": "tools" }, { "name": "default", "template": "mine" }]);
@@ -266,6 +272,7 @@ fn templates_that_take_too_much_are_refused() {
         (&"{% if 1 %}".repeat(100_000), "recursion limit"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion limit"),
         ("{{ raise_exception('a' * 10 ** 7) }}", "aaa…"),
+        ("{{ 'a'.zfill(10 ** 12) }}", "larger than a prompt may be"),
         ("{{ messages | nothing }}", "unknown filter"),
     ] {
         let error = rendered(template).unwrap_err().to_string();
