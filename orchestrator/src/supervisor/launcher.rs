@@ -86,12 +86,10 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let mut signals =
             Signals::listen([Signal::CHILD, FILE_TOO_LARGE].into_iter().chain(TO_END).chain(FOR_RANKS))?;
-        // The supervisor inherits the mask: signals wait until it listens. It is in a separate process group, so that Ctrl-C on the
-        // terminal reaches it once, through this process.
-        let to_wait = TO_END
-            .into_iter()
-            .chain(FOR_RANKS)
-            .filter_map(|s| nix::sys::signal::Signal::try_from(s.as_raw()).ok());
+        // The supervisor inherits the mask: these signals wait until it listens. It is in a separate process group, so that Ctrl-C on
+        // the terminal reaches it once, through this process.
+        let to_wait =
+            FOR_RANKS.into_iter().filter_map(|s| nix::sys::signal::Signal::try_from(s.as_raw()).ok());
         let mask = to_wait.collect::<SigSet>().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = supervisor.stdin(Stdio::piped()).process_group(0).spawn();
         mask.thread_set_mask()?;

@@ -55,10 +55,10 @@ pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<Cl
         .build()
         .map_err(LaunchError::system("no runtime"))?;
     runtime.block_on(async {
-        // First, because these signals would end this process.
-        let all = [Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]).chain(FOR_RANKS);
-        let signals = Signals::listen(all).map_err(LaunchError::system("cannot listen to signals"))?;
-        Supervisor::new(job)?.supervise(lifeline, signals).await
+        // First, because these signals would end this process. Others end a start that hangs.
+        let passed_on =
+            Signals::listen(FOR_RANKS).map_err(LaunchError::system("cannot listen to signals"))?;
+        Supervisor::new(job)?.supervise(lifeline, passed_on).await
     })
 }
 
@@ -135,8 +135,10 @@ impl<'a> Supervisor<'a> {
     async fn supervise(
         mut self,
         lifeline: Option<impl Read + Send + 'static>,
-        mut signals: Signals,
+        mut passed_on: Signals,
     ) -> Result<ClosingReport, LaunchError> {
+        let mut signals = Signals::listen([Signal::CHILD].into_iter().chain(TO_END).chain([FILE_TOO_LARGE]))
+            .map_err(LaunchError::system("cannot listen to signals"))?;
         if !proc::is_own() {
             tell(
                 "/proc is not mounted, or is that of another PID namespace: the states of ranks are unknown, signals such as SIGUSR1 \
@@ -175,12 +177,12 @@ impl<'a> Supervisor<'a> {
                 signal = signals.recv() => match signal {
                     Signal::CHILD => None,
                     FILE_TOO_LARGE => continue,
-                    signal if FOR_RANKS.contains(&signal) => {
-                        self.pass_on(signal);
-                        continue;
-                    }
                     asked => Some(Event::Interrupted(asked.as_raw())),
                 },
+                signal = passed_on.recv() => {
+                    self.pass_on(signal);
+                    continue;
+                }
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
                 notice = noticed(self.beats.as_mut()) => match self.take(notice) {
                     Some(event) => Some(event),

@@ -199,20 +199,21 @@ impl Link {
     }
 
     /// Called while the next bytes of the link, `skip` of a payload and the frames behind them, wait for other ranks: returns the last frame
-    /// of a peer that has closed its end, and leaves all in place. Once it has, the system holds little more than it would of any link.
+    /// of a peer that has closed its end, and leaves all in place. A closed socket has no more bytes than its buffer.
     pub(super) fn ending(&mut self, skip: usize) -> Option<Ending> {
         if self.closed.is_some() || !self.channel.is_over() {
             return None;
         }
         if let Some(Shared { before: (header, bytes), .. }) = &mut self.shared {
             let mut piece = [0; HEADER + MAX_REASON];
-            loop {
+            while bytes.len() + piece.len() <= self.rx.len() {
                 match self.channel.read(&mut piece) {
-                    Ok(n) if n > 0 && bytes.len() < SEGMENT => bytes.extend_from_slice(&piece[..n]),
+                    Ok(n) if n > 0 => bytes.extend_from_slice(&piece[..n]),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    _ => return Some(Ending::find(*header, bytes)),
+                    _ => break,
                 }
             }
+            return Some(Ending::find(*header, bytes));
         }
         loop {
             if self.buffered().len() == self.rx.len() {

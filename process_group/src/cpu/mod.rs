@@ -20,9 +20,10 @@ mod unexpected;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
+use rustix::event::{PollFd, PollFlags};
 
 use crate::backend::call::Call;
 use crate::backend::{Backend, Completion};
@@ -39,12 +40,13 @@ use crate::schedule::build::CollectiveSpec;
 use crate::types::aligned::AlignedBytes;
 use crate::types::backend_kind::BackendKind;
 use crate::types::dtype::DType;
-use crate::types::operation::{CallFingerprint, Operation};
+use crate::types::operation::{CallFingerprint, Composed, Operation};
 use crate::types::rank::{LocalRank, Rank};
 use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
 pub(crate) use factory::{Factory, demanded};
 use link::Link;
+use poll::poll_for;
 use shared::Doorbell;
 use spin::SpinPolicy;
 
@@ -53,6 +55,9 @@ const REMEMBERED: usize = 512;
 
 /// Number of bytes of a pipelined piece of a message.
 const SEGMENT: usize = 128 << 10;
+
+/// Time for peers to read what leaves no room for a goodbye.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Settings of a group's links.
 #[derive(Clone, Debug)]
@@ -122,6 +127,8 @@ impl CpuGroup {
 
     /// Returns the path of a call and its program, made once.
     fn program(&mut self, fingerprint: CallFingerprint, in_place: bool) -> Result<(Path, Arc<Compiled>)> {
+        // That it is part of another call makes no difference.
+        let fingerprint = CallFingerprint { composed: Composed::NONE, ..fingerprint };
         if let Some((path, compiled)) = self.programs.get(&(fingerprint, in_place)) {
             return Ok((*path, Arc::clone(compiled)));
         }
@@ -281,11 +288,20 @@ fn control(kind: Kind, rank: Rank, length: usize) -> Header {
 
 impl Drop for CpuGroup {
     fn drop(&mut self) {
-        let goodbye = control(Kind::Goodbye, self.global_rank, 0);
+        let (goodbye, until) =
+            (control(Kind::Goodbye, self.global_rank, 0), Instant::now() + GOODBYE_TIMEOUT);
         for link in self.links.iter_mut().filter(|l| l.closed.is_none()) {
             link.say_on_socket(&goodbye, &[]);
             link.queue_control(&goodbye, &[]);
-            link.flush_control();
+            // Without it, the peer would conclude that this rank has failed. Where links are shared, the socket has it.
+            while !link.flush_control() && !link.is_shared() && !link.mid_frame && link.closed.is_none() {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero()
+                    || poll_for(&mut [PollFd::new(link.socket(), PollFlags::OUT)], left).is_err()
+                {
+                    break;
+                }
+            }
         }
     }
 }

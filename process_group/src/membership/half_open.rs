@@ -37,7 +37,7 @@ impl AdmissionToken {
 pub struct HalfOpen {
     most: usize,
     tasks: VecDeque<(AbortHandle, AdmissionToken)>,
-    /// The code of the last error that was logged as a warning: it repeats until there is room.
+    /// The code of the last error that was logged as a warning: the same again is no news.
     warned: Option<i32>,
 }
 

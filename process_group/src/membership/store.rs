@@ -39,7 +39,7 @@ pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> Str
 /// Keys have at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Ranks must not write keys that begin with [`RESERVED`]
 /// or [`OWN`].
 pub trait Store: Send + Sync {
-    /// Stores a value. Replaces an older one.
+    /// Stores a value. Replaces an older one. An empty value of a key that begins with [`OWN`] removes it.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until the key exists and returns its value.

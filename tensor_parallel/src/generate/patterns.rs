@@ -40,8 +40,8 @@ fn translate_all(rules: &mut Value) -> bool {
     changed
 }
 
-/// Translates a pattern. In Oniguruma, `^` and `$` match at every line, and `+` repeats a count such as `{1,3}`; elsewhere this
-/// forbids backtracking.
+/// Translates a pattern. In Oniguruma, `^` and `$` match at every line, `+` repeats a count such as `{1,3}`, which elsewhere forbids
+/// backtracking, and `?` makes one such as `{2}` optional.
 fn translate(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     // Where the last operand of a repeat and the open groups begin.
@@ -58,10 +58,12 @@ fn translate(pattern: &str) -> String {
             }
             _ if is_count(element) => {
                 out += element;
-                if let Some(after) = rest.strip_prefix('+') {
+                let repeat =
+                    rest.chars().next().filter(|next| *next == '+' || *next == '?' && !element.contains(','));
+                if let Some(repeat) = repeat {
                     out.insert_str(operand, "(?:");
-                    out += ")+";
-                    rest = after;
+                    out.extend([')', repeat]);
+                    rest = &rest[1..];
                 }
             }
             _ => {
@@ -155,6 +157,7 @@ mod tests {
             (r"(?:a(b|c)){2}+?", r"(?:(?:a(b|c)){2})+?"),
             (r"[[^a]{1,2}+$]{,2}+\x41{2,}+", r"(?:[[^a]{1,2}+$]{,2})+(?:\x41{2,})+"),
             (r"\s++$|\$[$^]\^\p{^L}(?#^)", r"\s++(?m:$)|\$[$^]\^\p{^L}(?#^)"),
+            (r"a{2}?b{1,2}?c{2,}?", r"(?:a{2})?b{1,2}?c{2,}?"),
             ("^é{1}+", r"(?:\A|(?m:^)(?!\z))(?:é{1})+"),
             (r"\{1}+a{x}+\x{31}+{", r"\{1}+a{x}+\x{31}+{"),
         ] {

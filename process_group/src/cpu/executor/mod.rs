@@ -70,6 +70,9 @@ pub(super) struct Context<'a> {
 /// A peer that was silent for longer than this had not entered the call yet.
 const ABSENT_AFTER: Duration = Duration::from_millis(2);
 
+/// Interval at which a rank that waits looks for peers that have ended behind a message that waits for others.
+const LOOK_BEHIND_EVERY: Duration = Duration::from_millis(20);
+
 /// Progress of a call. Kept between calls to save its allocations.
 #[derive(Debug)]
 pub(super) struct Progress {
@@ -142,6 +145,7 @@ impl Run<'_> {
         let mut asleep_since = None;
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
+        let mut look_behind_at = started + LOOK_BEHIND_EVERY;
         let (mut look_at, mut liveness_check) =
             (started + liveness_check::LOOK_AFTER, LivenessCheck::default());
         if self.context.spin.yields && self.compiled.yields_first {
@@ -171,7 +175,7 @@ impl Run<'_> {
             if looks == COMPARE_AFTER {
                 shares_processor = self.shares_processor();
             }
-            let until = ask_at.unwrap_or(look_at).min(look_at).min(self.deadline);
+            let until = ask_at.unwrap_or(look_at).min(look_at).min(look_behind_at).min(self.deadline);
             if self.context.spin.look_again(idle_since, until, shares_processor) {
                 // A peer from which no message is expected may send a control frame.
                 if looks.is_multiple_of(64) {
@@ -197,7 +201,11 @@ impl Run<'_> {
                 }
             }
             self.listen()?;
-            self.look_behind_messages()?;
+            let now = Instant::now();
+            if look_behind_at <= now {
+                self.look_behind_messages()?;
+                look_behind_at = now + LOOK_BEHIND_EVERY;
+            }
             looks = 0;
         }
     }

@@ -54,7 +54,6 @@ impl Run<'_> {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, to_read);
             flags.set(PollFlags::OUT, to_write);
-            flags.set(PollFlags::RDHUP, self.is_blocked(peer, link));
             // Without flags, poll would report a lost peer again and again.
             if !flags.is_empty() {
                 fds.push(PollFd::new(link.socket(), flags));

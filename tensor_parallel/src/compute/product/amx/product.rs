@@ -22,8 +22,8 @@ const MANY_ROWS: usize = 256;
 const STEPS: usize = 16;
 /// Number of activation rows in a group, so that their part of the depth stays in the second-level cache with the sums.
 const ROWS_TOGETHER: usize = 512;
-/// Number of columns that are multiplied together with many rows, so that their sums stay in the second-level cache. With several
-/// leaves, unfinished sums take the place of half of them.
+/// Number of columns that are multiplied together with many rows, so that their sums stay in the second-level cache: half as many
+/// with several leaves, of which unfinished sums are kept.
 const MOST_COLUMNS: usize = 256;
 /// The number of columns that are multiplied together should be a multiple of this.
 pub(in crate::compute::product) const GRANULE: usize = PAIR;
