@@ -226,6 +226,8 @@ pub(crate) struct Core {
     exits: BTreeMap<Rank, ExitRecord>,
     /// The stopped ranks, each with the signal that stopped it.
     stopped: BTreeMap<Rank, i32>,
+    /// True while the ranks are stopped because the launcher is.
+    suspended: bool,
     interrupted: Option<i32>,
     /// True if [`Event::CutOff`] came before any rank of this node had failed.
     cut_off: bool,
@@ -244,6 +246,7 @@ impl Core {
             phase: Phase::Running,
             exits: BTreeMap::new(),
             stopped: BTreeMap::new(),
+            suspended: false,
             interrupted: None,
             cut_off: false,
             have_others_left: policy.is_whole,
@@ -278,6 +281,7 @@ impl Core {
     fn during_an_epoch(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Exited { rank, exit, origin } => self.exited(now, rank, exit, origin),
+            Event::Stopped(..) if self.suspended => Vec::new(),
             Event::Stopped(rank, signal) => {
                 let is_new = self.stopped.insert(rank, signal).is_none() && self.is_undisturbed();
                 is_new.then_some(Action::TellStopped(rank, signal)).into_iter().collect()
@@ -386,6 +390,17 @@ impl Core {
     /// Returns true if a signal has stopped this rank.
     pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
         self.stopped.contains_key(&rank)
+    }
+
+    /// Returns true while the ranks are stopped because the launcher is.
+    pub(crate) const fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
+    /// Takes whether the ranks are stopped because the launcher is. Meanwhile their stops do not count, but continuations do: each
+    /// may end a stop from before.
+    pub(crate) const fn suspend(&mut self, suspended: bool) {
+        self.suspended = suspended;
     }
 
     /// Returns true if the supervisor has sent no signal yet.

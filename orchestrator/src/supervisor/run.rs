@@ -87,8 +87,6 @@ struct Supervisor<'a> {
     beats: Option<NodeHeartbeat>,
     /// The reason why this node lost the others.
     cut_off: Option<String>,
-    /// True while the ranks are stopped because the launcher is.
-    suspended: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -128,7 +126,6 @@ impl<'a> Supervisor<'a> {
             killed_before: None,
             beats: None,
             cut_off: None,
-            suspended: false,
         })
     }
 
@@ -240,8 +237,8 @@ impl<'a> Supervisor<'a> {
     fn follow(&mut self, launcher: Option<Pid>) {
         let process = launcher.and_then(|pid| proc::Process::read(raw(pid)));
         let is_stopped = process.is_some_and(|process| process.state == 'T');
-        if is_stopped != self.suspended {
-            self.suspended = is_stopped;
+        if is_stopped != self.core.is_suspended() {
+            self.core.suspend(is_stopped);
             self.signal(if is_stopped { Signal::STOP } else { Signal::CONT });
             let told = if is_stopped { "are stopped with it (fg or bg continues them)" } else { "continue" };
             tell(&format!(
@@ -275,7 +272,7 @@ impl<'a> Supervisor<'a> {
 
     /// Tells the user of troubles of ranks that run.
     fn look(&mut self) {
-        if !self.core.is_running() || self.suspended {
+        if !self.core.is_running() || self.core.is_suspended() {
             return;
         }
         let seen = self.seen();
@@ -452,8 +449,6 @@ impl<'a> Supervisor<'a> {
             let Some((rank, process)) = running(&mut self.processes, pid) else { continue };
             if let Some(exit) = exit(status) {
                 process.exit = Some(exit);
-            } else if self.suspended && status.stopping_signal().is_some() {
-                continue;
             }
             seen.push((rank, status));
         }
@@ -594,7 +589,7 @@ impl<'a> Supervisor<'a> {
                 actions.extend(self.core.handle(self.started.elapsed(), event));
             }
         }
-        if self.suspended {
+        if self.core.is_suspended() {
             self.signal(Signal::STOP);
         }
         actions

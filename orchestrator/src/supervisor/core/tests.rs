@@ -188,6 +188,19 @@ fn a_stop_and_the_end_of_it_are_told_once_each() {
     assert_eq!(outcome(&core.handle(ms(6), ends(1, Exit::Code(0)))).exit_code, 0);
 }
 
+#[test]
+fn while_the_job_is_suspended_stops_do_not_count_and_continuations_do() {
+    let mut core = job(2, 0);
+    core.handle(ms(1), Event::Stopped(Rank(0), 19));
+    core.suspend(true);
+    assert_eq!(core.handle(ms(2), Event::Stopped(Rank(1), 19)), []);
+    assert_eq!(core.handle(ms(3), Event::Continued(Rank(0))), [Action::TellContinued(Rank(0))]);
+    assert_eq!(core.handle(ms(4), Event::Stopped(Rank(0), 19)), []);
+    core.suspend(false);
+    assert!(!core.is_stopped(Rank(0)) && !core.is_stopped(Rank(1)));
+    assert_eq!(core.handle(ms(5), Event::Stopped(Rank(1), 19)), [Action::TellStopped(Rank(1), 19)]);
+}
+
 /// Returns the number of the restart, and the wait before it.
 fn restart(actions: &[Action]) -> (u32, Duration) {
     match actions.last() {
