@@ -281,8 +281,8 @@ impl Core {
         Ok(())
     }
 
-    fn set(&mut self, key: &str, value: &Bytes, actions: &mut Vec<Action>) -> Result<(), Refusal> {
-        self.values.set(key, value)?;
+    fn set(&mut self, key: &str, value: &[u8], actions: &mut Vec<Action>) -> Result<(), Refusal> {
+        let value = self.values.set(key, value)?;
         for request in self.waiting_for_key.remove(key).unwrap_or_default() {
             self.stop_waiting(request);
             actions.push((request, Ok(Reply::Value(value.clone()))));
@@ -292,7 +292,7 @@ impl Core {
 
     fn add(&mut self, key: &str, amount: i64, actions: &mut Vec<Action>) -> Result<i64, Refusal> {
         let sum = self.values.sum(key, amount)?;
-        self.set(key, &Bytes::copy_from_slice(&sum.to_le_bytes()), actions)?;
+        self.set(key, &sum.to_le_bytes(), actions)?;
         Ok(sum)
     }
 

@@ -65,12 +65,10 @@ impl HalfOpen {
     /// On a runtime of one thread, they have closed their connections then, and the others have had their turn: accepting more
     /// connections at once would leave neither descriptors nor time for those that prove themselves.
     pub async fn push(&mut self, task: AbortHandle, admission: AdmissionToken) -> usize {
-        // A handle keeps the memory of its task, also of one that has ended.
-        while self
-            .tasks
-            .pop_front_if(|(task, admission)| task.is_finished() || admission.is_taken())
-            .is_some()
-        {}
+        // A task keeps its memory as long as its handle is here. The oldest is here only until its time to prove itself is over.
+        while self.tasks.front().is_some_and(needs_no_place) {
+            self.tasks.pop_front();
+        }
         if self.tasks.len() >= self.most {
             self.forget();
         }
@@ -101,7 +99,7 @@ impl HalfOpen {
 
     /// Drops those that need no place any more.
     fn forget(&mut self) {
-        self.tasks.retain(|(task, admission)| !task.is_finished() && !admission.is_taken());
+        self.tasks.retain(|entry| !needs_no_place(entry));
     }
 
     fn evict(&mut self, oldest: usize) -> usize {
@@ -115,6 +113,10 @@ impl HalfOpen {
         }
         evicted
     }
+}
+
+fn needs_no_place((task, admission): &(AbortHandle, AdmissionToken)) -> bool {
+    task.is_finished() || admission.is_taken()
 }
 
 #[cfg(test)]
@@ -144,6 +146,20 @@ mod tests {
             assert!(second.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;
             assert!(!third.is_finished());
+        });
+    }
+
+    #[test]
+    fn finished_connections_leave_the_queue_before_it_is_full() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut half_open = HalfOpen::new(100);
+            for _ in 0..5 {
+                let done = tokio::spawn(async {});
+                half_open.push(done.abort_handle(), AdmissionToken::default()).await;
+                done.await.unwrap();
+            }
+            assert_eq!(half_open.tasks.len(), 1);
         });
     }
 

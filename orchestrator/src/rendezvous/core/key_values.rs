@@ -25,7 +25,8 @@ impl KeyValues {
         self.values.get(key).cloned()
     }
 
-    pub(super) fn set(&mut self, key: &str, value: &[u8]) -> Result<(), Refusal> {
+    /// Stores a copy of the value, and returns it. The value as it was received would keep the whole receive buffer in memory.
+    pub(super) fn set(&mut self, key: &str, value: &[u8]) -> Result<Bytes, Refusal> {
         check_key(key)?;
         if value.len() > MAX_VALUE {
             return Err(Refusal::Invalid(format!(
@@ -37,7 +38,7 @@ impl KeyValues {
         if value.is_empty() && key.starts_with(OWN) {
             self.bytes -= old;
             self.values.remove(key);
-            return Ok(());
+            return Ok(Bytes::new());
         }
         let bytes = self.bytes - old + cost(key, value);
         if bytes > MAX_STORE {
@@ -46,9 +47,9 @@ impl KeyValues {
             )));
         }
         self.bytes = bytes;
-        // A part of a received message would keep all of it in memory.
-        self.values.insert(key.to_owned(), Bytes::copy_from_slice(value));
-        Ok(())
+        let value = Bytes::copy_from_slice(value);
+        self.values.insert(key.to_owned(), value.clone());
+        Ok(value)
     }
 
     /// Removes every key but those of launchers.

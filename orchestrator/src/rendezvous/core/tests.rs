@@ -307,6 +307,18 @@ fn the_store_takes_no_more_than_its_share_of_memory() {
 }
 
 #[test]
+fn the_store_and_its_replies_keep_nothing_of_the_buffer_that_a_value_came_in() {
+    let mut job = Job::new(1);
+    let waits = job.ask(seconds(0), |request| Event::Get(request, Epoch(1), "k".into(), seconds(9)));
+    let buffer = Bytes::from(vec![7; 1 << 10]);
+    let value = buffer.slice(..8);
+    job.ask(seconds(1), |request| Event::Set(request, Epoch(1), "k".into(), value));
+    assert_eq!(job.answers[&waits], Ok(Reply::Value(buffer.slice(..8))));
+    assert_eq!(job.core.value("k"), Some(buffer.slice(..8)));
+    assert!(buffer.is_unique(), "a part of it is kept");
+}
+
+#[test]
 fn a_new_epoch_refuses_all_that_is_of_the_old_one() {
     let mut job = Job::new(2);
     let waiting = job.join(seconds(0), joining(Some(0), "a", 2));
