@@ -203,6 +203,25 @@ fn a_rank_that_ends_behind_a_message_that_waits_is_lost_unless_it_said_goodbye()
 }
 
 #[test]
+fn a_goodbye_waits_until_there_is_room_for_it() {
+    let (mut group, mut peers) = rank_0_of(2, Duration::ZERO);
+    let mut sent = 0;
+    while let link::Moved::Bytes(bytes) = group.links[Peer::new(1, 0).unwrap()].send(&[0; 4096], &[]) {
+        sent += bytes;
+    }
+    let leaving = std::thread::spawn(move || drop(group));
+    std::thread::sleep(Duration::from_millis(20));
+    let mut all = Vec::new();
+    peers[0].read_to_end(&mut all).unwrap();
+    leaving.join().unwrap();
+    let last = all.last_chunk().and_then(Header::decode);
+    assert!(
+        all.len() == sent + HEADER && last.is_some_and(|header| header.kind == Kind::Goodbye),
+        "{last:?}"
+    );
+}
+
+#[test]
 fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
     let (mut group, rings, _socket) = rank_0_sharing(Duration::ZERO);
     rings.lie(u64::MAX);
