@@ -37,7 +37,7 @@ impl<'a> TensorSlice<'a> {
     /// Creates a slice that is the whole tensor.
     pub fn whole(name: &'a str, shape: &'a [usize]) -> Self {
         let rows = shape.first().copied().unwrap_or(1);
-        // No tensor has so many columns that they overflow.
+        // A count that overflows is larger than that of any tensor, and is refused as such.
         let columns = shape.iter().skip(1).fold(1usize, |columns, n| columns.saturating_mul(*n));
         Self { name, shape, rows: 0..rows, columns: 0..columns }
     }

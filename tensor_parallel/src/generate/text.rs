@@ -48,7 +48,7 @@ impl<'a> TextStream<'a> {
                 is_clean || is_its_own(&text)
             })
         };
-        // The context has whole characters only: `ByteFallback` replaces each byte beside a partial one by U+FFFD.
+        // The context begins and ends with whole characters: `ByteFallback` decodes each byte beside a partial one as U+FFFD.
         let first = prompt.len().saturating_sub(CONTEXT + PARTIAL);
         let ends = (0..=PARTIAL).map(|partial| prompt.len().saturating_sub(partial));
         let mut windows = ends.flat_map(|end| (first..end.max(1)).map(move |start| start..end));

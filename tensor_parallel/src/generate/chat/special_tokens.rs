@@ -1,11 +1,10 @@
 //! The special tokens of a model folder, which chat templates use by name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::Path;
 
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use indexmap::IndexMap;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
@@ -164,43 +163,17 @@ fn token(value: &Value, special: bool) -> Option<AddedToken> {
 fn order(folder: &Path, files: &[&str]) -> Result<Vec<String>> {
     let mut names = NAMES.map(String::from).to_vec();
     for file in files {
-        let entries = read_json::<Entries>(&folder.join(file))?.unwrap_or_default().0;
-        let further = entries.iter().filter(|(name, _)| name == EXTRA || name == MODEL_SPECIFIC);
+        let entries = read_json::<Entries>(&folder.join(file))?.unwrap_or_default();
+        let further = [EXTRA, MODEL_SPECIFIC].into_iter().filter_map(|key| entries.get(key));
         let further: Vec<Entries> =
-            further.filter_map(|(_, value)| serde_json::from_str(value.get()).ok()).collect();
-        let further = further.into_iter().flat_map(|entries| entries.0);
-        names.extend(entries.into_iter().chain(further).map(|(name, _)| name));
+            further.filter_map(|value| serde_json::from_str(value.get()).ok()).collect();
+        names.extend(entries.into_keys().chain(further.into_iter().flat_map(IndexMap::into_keys)));
     }
     Ok(names)
 }
 
 /// The entries of an object in the order of the file.
-#[derive(Default)]
-struct Entries(Vec<(String, Box<RawValue>)>);
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Entries(entries))
-            }
-        }
-
-        deserializer.deserialize_map(InOrder)
-    }
-}
+type Entries = IndexMap<String, Box<RawValue>>;
 
 /// Returns the class of the tokenizer. For some models it does not depend on `tokenizer_config.json`.
 fn class(folder: &Path, config: &Map<String, Value>) -> Result<String> {
